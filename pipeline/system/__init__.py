@@ -1,4 +1,4 @@
-"""What the other packages stand on.
+"""Basic services for all other packages.
 
 Files written whole (`output_files`), processes and memory (`machine`), worker processes (`worker_pool`, `messages`),
 `progress`, control characters as escapes (`controls`), the connection to Ray (`ray_connection`), optional packages

@@ -1,4 +1,4 @@
-"""The threads of numpy's BLAS."""
+"""Limit the threads of numpy's BLAS."""
 
 from contextlib import AbstractContextManager
 from functools import cache
@@ -9,10 +9,10 @@ from threadpoolctl import ThreadpoolController
 
 @cache
 def _find_libraries() -> ThreadpoolController:
-    return ThreadpoolController()  # looks through all libraries of the process, which takes milliseconds
+    return ThreadpoolController()  # searches all libraries of the process, which takes milliseconds
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Let BLAS use one thread, for products so small that its threads would wait for each other, or beside own threads."""
+    """Limit BLAS to one thread, for products so small that its threads would wait for each other, or inside own threads."""
     limit: AbstractContextManager[Any] = _find_libraries().limit(limits=1, user_api="blas")
     return limit

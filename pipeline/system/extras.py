@@ -1,4 +1,4 @@
-"""What noisegate's extras bring, so that a missing package is answered with the one line that installs it."""
+"""The packages of noisegate's extras, so that the error for a missing package can name the install command."""
 
 import importlib.util
 import json
@@ -14,13 +14,13 @@ from noisegate.pipeline.errors import ConfigError
 
 @dataclass(frozen=True)
 class Extra:
-    """One extra: what it is for, and the modules it brings."""
+    """One extra: its purpose, and the modules it installs."""
 
     gives: str
     modules: tuple[str, ...]
 
     def absent(self) -> list[str]:
-        """Its modules that cannot be imported here."""
+        """List its modules that cannot be imported here."""
         return [name for name in self.modules if importlib.util.find_spec(name) is None]
 
 
@@ -47,7 +47,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
 
 
 def install_line(extra: str, installed: Distribution | None = None) -> str:
-    """The command that adds an extra to noisegate, from where it was installed: an index, a wheel, a folder, a repository."""
+    """Return the command that installs an extra from noisegate's own origin: an index, a wheel, a folder, a repository."""
     installed = installed or distribution("noisegate")
     origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610; absent after an install by name
     url = origin.get("url", "")
@@ -62,9 +62,9 @@ def install_line(extra: str, installed: Distribution | None = None) -> str:
 
 
 def require_extra(name: str, command: str) -> None:
-    """Raises ConfigError, in one line that says what to install, where a package of the extra is absent.
+    """Raise ConfigError with a one-line install command if a package of the extra is absent.
 
-    Commands ask before they begin, so that none stops half-way. What other packages happen to bring does not count as absent.
+    Commands call this before they begin, so that none stops half-way. Modules installed by other packages count as present.
     """
     absent = EXTRAS[name].absent()
     if absent:

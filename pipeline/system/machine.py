@@ -1,4 +1,4 @@
-"""Processors, threads and memory to use, and processes that end with the one that started them."""
+"""Processors, threads and memory to use, and processes that end with their parent."""
 
 import ctypes
 import multiprocessing
@@ -17,12 +17,12 @@ LARGEST_BLOCK = 32 << 20  # bytes; the most that every 64-bit glibc accepts
 
 
 def count_processors() -> int:
-    """Return how many processors this process may use, or how many there are where the system does not say."""
+    """Return how many processors this process may use, or all if the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_threads() -> int:
-    """Return OMP_NUM_THREADS where it is set, else one thread for each processor."""
+    """Return OMP_NUM_THREADS if set, else one thread for each processor."""
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(given) if given.isdigit() and int(given) else count_processors()
 
@@ -57,7 +57,7 @@ def read_size(text: str, setting: str = "neighbour-memory") -> int:
 
 
 def format_size(size: float) -> str:
-    """A size in bytes for people.
+    """Format a size in bytes for people.
 
     >>> format_size(870), format_size(81_920), format_size(12_345_678), format_size(7.1e9)
     ('0.9 kB', '81.9 kB', '12.3 MB', '7.1 GB')
@@ -96,17 +96,17 @@ def _available() -> int:
 def reuse_memory(block: int = LARGEST_BLOCK, spare: int = 1 << 30) -> bool:
     """Keep freed blocks of up to `block` bytes, and `spare` bytes at the end of the heap; return whether that is possible.
 
-    glibc gives larger blocks back to the system at once. A program that frees and takes the same sizes over and over, such
-    as batches and activations, then waits for the system to clear the same pages again (benchmarks/malloc.py).
+    glibc returns larger blocks to the system at once. A program that frees and allocates the same sizes over and over, such as
+    batches and activations, then waits for the system to clear the same pages again (benchmarks/malloc.py).
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "mallopt"):  # musl has none
+    if libc is None or not hasattr(libc, "mallopt"):  # musl does not have it
         return False
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, block)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, spare))
 
 
 def limit_memory(extra: int) -> None:
-    """Let this process take at most `extra` bytes more than it has now; beyond it gets MemoryError. Only on Linux."""
+    """Limit this process to `extra` bytes more than now; beyond that it raises MemoryError. Only on Linux."""
     if sys.platform == "linux":
         import resource
 
@@ -117,6 +117,6 @@ def limit_memory(extra: int) -> None:
 
 
 def free_unused_memory() -> bool:
-    """Give all free blocks back to the system, such as the cells of an inverted file; return whether there were any."""
+    """Return all free blocks, such as the cells of an inverted file, to the system; return whether there were any."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc is not None and hasattr(libc, "malloc_trim") and bool(libc.malloc_trim(0))

@@ -1,4 +1,4 @@
-"""A run in a store and its copy on this machine: pull what differs, put what changed, delete what is gone."""
+"""A run in a store and its copy on this machine: download differences, upload changes, delete removed files."""
 
 import hashlib
 import json
@@ -19,11 +19,11 @@ RUN = "_run.json"
 _MARKS = "_reviews.sqlite"
 _RUN_FILES = re.compile(r"_run\.json|_reviews\.sqlite|[^/]+\.(parquet|safetensors)|embeddings/[^/]+\.safetensors")
 _GRAPHS = ("neighbours.safetensors", "text_neighbours.safetensors")
-_INDEX = ".store.jsonl"  # what the store called each local file, one line per copy
+_INDEX = ".store.jsonl"  # the store's tag of each local file, one line per copy
 
 
 def copy_folder(url: str, use: str) -> Path:
-    """Make the folder of this machine's copy of a run in a store; jobs and readers (`use`) have one each."""
+    """Make the folder for this machine's copy of a run in a store; jobs and readers (`use`) have separate copies."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", url.split("://")[1])[-40:].strip("-.")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
     folder = _copies() / f"{name}-{digest}" / use
@@ -36,7 +36,7 @@ def copy_folder(url: str, use: str) -> Path:
 
 
 def is_copy(folder: Path) -> bool:
-    """Whether the folder is such a copy, so that what is written there does not reach the store."""
+    """Return whether the folder is such a copy, from which changes do not reach the store."""
     return folder.absolute().is_relative_to(_copies().absolute())
 
 
@@ -45,23 +45,23 @@ def _copies() -> Path:
 
 
 def is_large(name: str) -> bool:
-    """Whether only those who compute with embeddings need the file."""
+    """Return whether a file is only needed to compute with embeddings."""
     return name.startswith("embeddings/") or name in _GRAPHS
 
 
 class Mirror:
     """The files of a run below a store's URL, and their copies in `folder`.
 
-    A copy counts as the same while the store's tag and the copy's size and time are those of the last pull or put.
+    A copy counts as unchanged if the store's tag and the copy's size and time are the same as after the last transfer.
     """
 
     def __init__(self, store: Store, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
         self.store, self.folder, self._note = store, folder, note
-        self._held: set[str] = set()  # names that have been in the folder since it was opened
-        self.listed: dict[str, Listed] = {}  # as the store was last listed
+        self._held: set[str] = set()  # all names that were in the folder at any time since it was opened
+        self.listed: dict[str, Listed] = {}  # the store's last listing
 
     def list_files(self) -> dict[str, Listed]:
-        """The run's files in the store; two requests, however many files."""
+        """List the run's files in the store, by two requests, however many files there are."""
         files = self.store.list_files() | self.store.list_files("embeddings")
         self.listed = {name: listed for name, listed in files.items() if _RUN_FILES.fullmatch(name)}
         return self.listed
@@ -69,7 +69,7 @@ class Mirror:
     def pull(self, wanted: Callable[[str], bool] = lambda name: True, prune: bool = False) -> None:
         """Copy the wanted files that differ; `prune` removes local files that the store does not have.
 
-        People's marks that were made here since they were copied stay as they are.
+        The file of people's marks stays if marks were added here since it was copied.
         """
         listed, index = self.list_files(), self._read_index()
         if _MARKS in listed and self._has_changed(_MARKS, index):
@@ -83,7 +83,7 @@ class Mirror:
         self._held |= self._local()
 
     def publish(self) -> None:
-        """Put the local files that changed, `_run.json` last, then delete in the store what was removed here."""
+        """Upload changed local files, `_run.json` last, then delete in the store the files that were removed here."""
         listed, index = self.list_files(), self._read_index()
         local = self._local()
         new = sorted(name for name in local if name not in listed or not self._is_same(name, listed[name], index))
@@ -92,7 +92,7 @@ class Mirror:
         self.store.each(self.put, [name for name in new if name.endswith(".parquet")])
         self.store.each(self.put, [name for name in new if name == RUN])
         gone = {name for name in listed if name not in local and name in self._held}
-        if RUN not in local:  # the run was cleared: its large files go too, although they were never here
+        if RUN not in local:  # the run was cleared: delete its large files too, although they were never copied here
             stems = {Path(name).stem for name in gone}
             gone |= {name for name in listed if is_large(name) and (Path(name).stem in stems or name in _GRAPHS)}
         self.store.each(self.store.delete, sorted(gone - {RUN}))
@@ -100,13 +100,13 @@ class Mirror:
         self._held |= local
 
     def get(self, name: str, listed: Listed | None = None) -> None:
-        """Copy one file here; raises FileNotFoundError."""
+        """Download one file; raise FileNotFoundError."""
         self.store.get(name, self.folder / name, listed)
         if listed is not None:
             self._remember(name, listed)
 
     def put(self, name: str) -> None:
-        """Copy one file to the store."""
+        """Upload one file."""
         self._remember(name, self.store.put(name, self.folder / name))
 
     def get_shard(self, stem: str) -> None:
@@ -118,14 +118,14 @@ class Mirror:
             return
 
     def put_shard(self, stem: str, keep: bool = True) -> None:
-        """Put the two files of a shard, the table last: one that is there marks its shard as done."""
+        """Upload the two files of a shard, the table last, because a table marks its shard as done."""
         for name in shard_files(stem):
             self.put(name)
         for name in () if keep else shard_files(stem):
             (self.folder / name).unlink()
 
     def remove_copies(self) -> None:
-        """Remove the local files, but for those that the store does not have."""
+        """Remove the local files, except files that the store does not have."""
         for name in (*self._local(), _INDEX):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -148,18 +148,18 @@ class Mirror:
         return index.get(name) == [listed.tag, listed.size, stat.st_mtime_ns] and stat.st_size == listed.size
 
     def _has_changed(self, name: str, index: dict[str, list[Any]]) -> bool:
-        """Whether the copy was written since the last pull or put."""
+        """Return whether the copy was written since the last transfer."""
         path = self.folder / name
         return path.exists() and index.get(name, [])[2:] != [path.stat().st_mtime_ns]
 
     def _remember(self, name: str, listed: Listed) -> None:
-        """Append a line, which is one write: processes that share the folder do so too."""
+        """Append a line by a single write, because several processes may share the folder."""
         time = (self.folder / name).stat().st_mtime_ns
         with (self.folder / _INDEX).open("a", encoding="utf-8") as file:
             file.write(json.dumps([name, [listed.tag, listed.size, time]]) + "\n")
 
     def _read_index(self) -> dict[str, list[Any]]:
-        """The last line of each file; a line that a killed process left unfinished counts for nothing."""
+        """Read the last line of each file; ignore a line that a killed process left unfinished."""
         index: dict[str, list[Any]] = {}
         if (self.folder / _INDEX).exists():
             for line in (self.folder / _INDEX).read_text(encoding="utf-8").splitlines():
@@ -170,5 +170,5 @@ class Mirror:
 
 
 def shard_files(stem: str) -> tuple[str, str]:
-    """The embeddings and the table of a shard."""
+    """Return the names of a shard's embeddings and table."""
     return f"embeddings/{stem}.safetensors", f"{stem}.parquet"

@@ -12,7 +12,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def why(reason: str) -> str:
-    """The reason for a β in words; tables record `crossing` for the plain case of `intersection`."""
+    """Return the reason for a β in words; tables record `crossing` for the normal case of `intersection`."""
     if reason in ("", "crossing"):
         return "where right and shuffled pairs are equally dense" if reason else "–"
     return reason.removesuffix("; crossing")

@@ -1,4 +1,4 @@
-"""Write files and folders whole or not at all, and turn what the disk refuses into a message that says what to do."""
+"""Write files and folders completely or not at all, and turn errors of the disk into messages with a remedy."""
 
 import errno
 import glob
@@ -20,8 +20,8 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR,
 
 @contextmanager
 def writing_to(out: str | Path) -> Iterator[Path]:
-    """Make the folder and yield it; raises ConfigError for a URL, a file, or a place that may not be written."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
+    """Make the folder and yield it; raise ConfigError for a URL, a file, or a place without write permission."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path removes the other
         raise ConfigError.of("out", out, "is a URL; files are written to a local folder, such as --out results")
     folder = Path(out)
     whole = folder.absolute()
@@ -40,29 +40,29 @@ def writing_to(out: str | Path) -> Iterator[Path]:
 
 
 def refuse_other_shards(out: Path, names: Collection[str]) -> None:
-    """Raises ConfigError where `out` holds tars that are not about to be written: `out/*.tar` would mix the two."""
+    """Raise ConfigError if `out` has tars other than `names`: `out/*.tar` would mix them with the new ones."""
     other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
     if other:
         raise ConfigError.of("out", out, f"holds other shards, such as {other[0]}; use an empty folder")
 
 
 def remove_half_written(out: Path) -> None:
-    """Remove the hidden files that killed writers left in `out`; for commands that have the folder to themselves."""
+    """Remove hidden files of killed writers in `out`; only for commands that have the folder to themselves."""
     for path in out.glob(".*.tmp"):
         if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def temporary_name(path: Path) -> Path:
-    """A new name to write `path` under first; another process, taken for dead, may still be writing the same file."""
+    """Make a new temporary name for `path`: another process that seemed dead may still be writing the same file."""
     return path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name once all is written; after an error, Ctrl-C included, nothing is left."""
+    """Open a file that gets its name when all is written; after an error or Ctrl-C nothing is left."""
     with writing_to(path.parent):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a killed writer
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # left by a killed writer
             left.unlink(missing_ok=True)
         with _renamed_when_done(path) as file:
             yield file
@@ -72,7 +72,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def whole_path(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     """Yield a temporary name for the file that becomes `path`; after an error nothing is left. Nothing is synced to disk.
 
-    temporary: a fixed name, for writers that hold a lock: the next one overwrites what a killed one left.
+    temporary: a fixed name, for writers that hold a lock: the next writer overwrites the file of a killed one.
     """
     temporary = temporary or temporary_name(path)
     try:
@@ -102,7 +102,7 @@ def write_atomically(path: Path, data: Any) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Make a folder that takes the place of `path` once all is in it; after an error, nothing is left."""
+    """Make a folder that replaces `path` when it is complete; after an error, nothing is left."""
     new, old = path.with_name(f".{path.name}.tmp"), old_folder(path)
     with writing_to(path.parent):
         for left in (new, old):
@@ -121,7 +121,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def old_folder(path: Path) -> Path:
-    """Where `whole_folder` keeps what was at `path` between its two renames."""
+    """Return the name under which `whole_folder` keeps the old `path` between its two renames."""
     return path.with_name(f".{path.name}.old")
 
 

@@ -1,8 +1,8 @@
 """Start worker processes that do not run the caller's script again.
 
-Python's `spawn` and `forkserver` import the caller's `__main__` in every new process, so that a script without
-`if __name__ == '__main__':` starts itself over and over, and one that is read from standard input cannot start any. Workers
-of noisegate only need its own modules, unless what is sent to them is defined in the script.
+Python's `spawn` and `forkserver` import the caller's `__main__` in every new process, so that a script without `if __name__ ==
+'__main__':` starts itself over and over, and a script read from standard input cannot start any. Workers of noisegate need only
+its own modules, unless an object sent to them is defined in the script.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ UNGUARDED = (
     "`if __name__ == '__main__':`"
 )
 LONGEST_TEMPDIR = 70  # characters: the server adds 32, and paths of sockets end at 104 (macOS) or 108 (Linux)
-_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # of spawn's preparation data
+_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # entries of spawn's preparation data
 _this_thread = threading.local()
 _spawn_preparation = spawn.get_preparation_data
 
@@ -68,7 +68,7 @@ class _ForkServerContext(context.ForkServerContext):
 
 
 def spawn_context(sent: object = None) -> context.SpawnContext:
-    """For processes that start afresh. They import `__main__` only if `sent`, an object they get, is defined there.
+    """Return a spawn context whose processes import `__main__` only if `sent`, an object sent to them, is defined there.
 
     >>> spawn_context().get_start_method()
     'spawn'
@@ -79,9 +79,9 @@ def spawn_context(sent: object = None) -> context.SpawnContext:
 def forkserver_context(
     sent: object = None, preload: Sequence[str] = ()
 ) -> context.SpawnContext | context.ForkServerContext:
-    """The same for processes that a server forks, which has imported the modules `preload` once for all of them.
+    """Like `spawn_context`, for processes forked by a server that has imported the modules `preload` once for all.
 
-    Where there is no such server they start afresh: on Windows, and where the path of its socket would be too long.
+    Without such a server they are spawned: on Windows, and if the path of its socket would be too long.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods() or len(gettempdir()) > LONGEST_TEMPDIR:
         return spawn_context(sent)
@@ -105,11 +105,11 @@ def sigint_blocked() -> Iterator[None]:
 
 
 def _needs_main(sent: object) -> bool:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker runs the script again
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # this is a worker that runs the script again
         raise SystemExit(UNGUARDED)
     return is_of_main(sent)
 
 
 def is_of_main(value: object) -> bool:
-    """Whether pickling `value` refers to a class or function of the script or notebook that runs."""
+    """Return whether pickling `value` refers to a class or function of the running script or notebook."""
     return b"__main__" in pickle.dumps(value)

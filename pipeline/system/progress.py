@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """What jobs report; this base class prints nothing. All text goes to standard error.
+    """The interface for progress of jobs; this base class prints nothing. All text goes to standard error.
 
     Jobs over shards call `start`, `advance` and `shard`, conversions `samples`, trainings `epoch` and `batch`.
     """
 
     def start(self, todo: int, size: int, done: int) -> None:
-        """`todo` shards of `size` bytes are to be processed, `done` are already. The number of samples is not known yet."""
+        """Begin: `todo` shards of `size` bytes are to be processed, `done` are finished. The number of samples is unknown."""
 
     def advance(self, samples: int, size: int) -> None:
-        """`samples` more are processed; `size` is how many bytes of their shard they took."""
+        """Report that `samples` more are processed; they took `size` bytes of their shard."""
 
     def shard(self, name: str, samples: int, failed: int) -> None:
-        """A shard is finished."""
+        """Report a finished shard."""
 
     def samples(self, done: int, total: int, shard: str | None = None) -> None:
-        """`done` of `total` samples are written; `shard` names a shard that is now complete."""
+        """Report that `done` of `total` samples are written; `shard` names a shard that is now complete."""
 
     def epoch(self, number: int, epochs: int, batches: int, done: int) -> None:
-        """Epoch `number` (from 1) begins, or continues after `done` of its batches."""
+        """Report that epoch `number` (from 1) begins, or continues after `done` of its batches."""
 
     def batch(self, loss: float | None, rate: float) -> None:
-        """A batch is done, with no loss if it was skipped; `rate` is samples per second."""
+        """Report a finished batch, with no loss if it was skipped; `rate` is samples per second."""
 
     def note(self, text: str) -> None:
         """Show a message to the user."""
@@ -54,7 +54,7 @@ class Lines(Progress):
     def start(self, todo: int, size: int, done: int) -> None:
         self._todo, self._began = todo, time.monotonic()
         already = f", {done} done already" if self._verb == "score" else ""
-        amount = f", {format_size(size)} to read" if size else ""  # not known where a table holds the pictures
+        amount = f", {format_size(size)} to read" if size else ""  # unknown if a table contains the pictures
         self.note(f"{counted(todo, 'shard')} to {self._verb}{already}{amount}")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
@@ -144,7 +144,7 @@ class Bar(Progress):
         self._bar.stop()
 
     def _show(self, description: str, total: int, completed: int, state: str) -> None:
-        """Begin a bar in place of the one before."""
+        """Begin a new bar in place of the last one."""
         if self._task is None:
             self._bar.start()
         else:
@@ -153,7 +153,7 @@ class Bar(Progress):
 
 
 def progress_for(quiet: bool = False, verb: str = "score", failures: str = "failed") -> Progress:
-    """A bar on a terminal, lines in a log, nothing where `quiet`. `verb` and `failures` are words for `Lines`."""
+    """Choose a bar on a terminal, lines in a log, or nothing if `quiet`. `verb` and `failures` are words for `Lines`."""
     if quiet:
         return Progress()
     return Bar() if sys.stderr.isatty() else Lines(verb, failures)
@@ -164,7 +164,7 @@ def _loss(loss: float | None) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun in the right form.
+    """Format a number with its noun in singular or plural.
 
     >>> counted(1, "batch", "batches"), counted(2_000, "epoch")
     ('1 batch', '2,000 epochs')

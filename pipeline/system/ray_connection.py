@@ -18,9 +18,9 @@ STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, w
 
 
 def import_ray(address: str | None = None) -> Any:
-    """Import ray with its usage statistics off; raise ConfigError where it is not installed.
+    """Import ray with its usage statistics off; raise ConfigError if it is not installed.
 
-    Without an `address` (or RAY_ADDRESS) a Ray will be started here, and its ports are bound to this host.
+    Without an `address` (or RAY_ADDRESS) a Ray will be started here, with its ports bound to this host.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address and not os.environ.get("RAY_ADDRESS"):
@@ -37,7 +37,7 @@ def import_ray(address: str | None = None) -> Any:
 def connect_to_ray(ray: Any, address: str | None = None, cpus: int = 1) -> Iterator[None]:
     """Connect `ray` to the cluster at `address` (None: RAY_ADDRESS, else a Ray of this host with at least `cpus` CPUs).
 
-    A Ray that this process has started already is used as it is. What Ray prints goes to standard error.
+    A Ray that this process has already started is used as it is. Ray's output goes to standard error.
     """
     with redirect_stdout(sys.stderr):
         if ray.is_initialized():
@@ -59,7 +59,7 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
         try:
             ray.init(**how)
             return
-        except Exception as error:  # Ray raises plain ones too
+        except Exception as error:  # Ray also raises plain Exceptions
             if left and SLOW_START in str(error):
                 ray.shutdown()
                 continue
@@ -70,5 +70,5 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error of Ray, whose messages have many."""
+    """Return the first line of Ray's error message, which has many lines."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -16,8 +16,8 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError
 from .extras import install_line
 from .output_files import whole_path
 
-PAUSES = (0.5, 2.0, 8.0)  # seconds before each further try of a request (chosen)
-REQUESTS = 16  # at a time
+PAUSES = (0.5, 2.0, 8.0)  # seconds before each new try of a request (chosen)
+REQUESTS = 16  # parallel requests
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _PACKAGES = {"abfs": "adlfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 _NO_USE_TO_RETRY = (
@@ -32,7 +32,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime", "created
 
 
 def store_url(place: str | Path) -> str | None:
-    """The URL of a place in a store, also where `Path` has swallowed one of its slashes; None for a local path.
+    """Return the URL of a place in a store, even if `Path` has removed one of its slashes; None for a local path.
 
     >>> store_url(Path("s3://bucket/run")), store_url("tables")
     ('s3://bucket/run', None)
@@ -53,12 +53,12 @@ def check_protocol(setting: str, url: str) -> None:
         line = install_line(known) if known else f"pip install {_PACKAGES.get(protocol, 'its driver')}"
         raise ConfigError.of(setting, url, f"needs {line}") from error
     except ValueError as error:
-        usable = "s3, gs or hf" if setting == "out" else "s3, gs, hf or https"  # nobody writes to https
+        usable = "s3, gs or hf" if setting == "out" else "s3, gs, hf or https"  # https cannot be written to
         raise ConfigError.of(setting, url, f"has an unknown protocol; use a path, {usable}") from error
 
 
 def describe(error: Exception) -> str:
-    """One line about an error of any store, without the name of a local file."""
+    """Describe an error of any store in one line, without names of local files."""
     if isinstance(error, OSError) and error.filename is not None:
         return str(error.strerror)
     return f"{type(error).__name__}: {error}"
@@ -73,10 +73,10 @@ class Listed:
 
 
 class Store:
-    """The files below one URL. `setting` is the one that named it, for messages.
+    """The files below one URL. `setting` is the setting that gave the URL, for messages.
 
-    A request that fails is tried again after each of `PAUSES`. Then NoisegateError is raised, or at once ConfigError where
-    the store permits no access. Names are relative to the URL.
+    A request that fails is tried again after each of `PAUSES`. Then NoisegateError is raised, or at once ConfigError if the
+    store denies access. Names are relative to the URL.
     """
 
     def __init__(self, url: str, setting: str = "out") -> None:
@@ -88,14 +88,14 @@ class Store:
         uncached = {} if self.protocol == "hf" else {"use_listings_cache": False}  # hf needs its cache within a request
         try:
             self._files, self._root = fsspec.core.url_to_fs(url, **uncached)
-        except Exception as error:  # each fsspec back end raises errors of its own
+        except Exception as error:  # every fsspec back end has its own types of errors
             raise ConfigError.of(setting, url, f"cannot be opened: {describe(error)}") from error
         if not self._root.strip("/"):
             raise ConfigError.of(setting, url, f"names no place; use {self.protocol}://bucket/run")
 
     @classmethod
     def of_file(cls, url: str, setting: str = "out") -> tuple["Store", str]:
-        """The store of the folder that a URL lies in, and the last part of the URL; raises ConfigError where it has none."""
+        """Return the store of a URL's parent folder, and the last part of the URL; raise ConfigError if there is no parent."""
         folder, _, name = url.rpartition("/")
         if folder.endswith(":/") or not name:
             raise ConfigError.of(setting, url, f"names no file; use {url.rstrip('/')}/NAME")
@@ -104,17 +104,17 @@ class Store:
         return store, name
 
     def check(self) -> None:
-        """Raise ConfigError unless the store answers, without further tries: a wrong name must be told at once."""
+        """Raise ConfigError unless the store answers, without new tries: a wrong name must be reported at once."""
         try:
             self._files.ls(self._root, detail=True)
         except FileNotFoundError:
-            return  # the first file makes the folder
+            return  # writing the first file makes the folder
         except Exception as error:
             problem = f"cannot be reached: {describe(error)}; check its name, your credentials and the endpoint"
             raise ConfigError.of(self.setting, self.url, problem) from error
 
     def list_files(self, folder: str = "") -> dict[str, Listed]:
-        """The files of one folder by name, not of those below it; none where there is no folder."""
+        """List the files of one folder by name, without sub-folders; empty if there is no folder."""
         place = f"{self._root}/{folder}" if folder else self._root
         try:
             entries = self._ask("listing", self._files.ls, place, detail=True)
@@ -125,12 +125,12 @@ class Store:
         return {f"{prefix}{PurePosixPath(entry['name']).name}": _listed(entry) for entry in files}
 
     def find(self, folder: str) -> list[str]:
-        """Names of all files below a folder."""
+        """List the names of all files below a folder."""
         found = self._ask("listing", self._files.find, self._path(folder))
         return [f"{folder}{path.removeprefix(self._path(folder))}" for path in found]
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file, None where there is none."""
+        """Read a small file, None if there is none."""
         try:
             content: bytes = self._ask(f"reading {name}", self._files.cat_file, self._path(name))
         except FileNotFoundError:
@@ -138,9 +138,9 @@ class Store:
         return content
 
     def write(self, name: str, content: bytes, create: bool = False) -> bool:
-        """Put a small file; with `create` only if there is none, and say whether it was put.
+        """Write a small file; with `create` only if there is none; return whether it was written.
 
-        S3, Google's store and memory decide that in one step, others look first.
+        S3, Google's store and memory do this in one step; for other stores it is checked first.
         """
         put = self._create if create else self._files.pipe_file
         try:
@@ -152,7 +152,7 @@ class Store:
         return True
 
     def get(self, name: str, path: Path, listed: Listed | None = None) -> None:
-        """Copy a file to `path`, whole or not at all; raises FileNotFoundError."""
+        """Download a file to `path`, completely or not at all; raise FileNotFoundError."""
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def copy() -> None:
@@ -165,7 +165,7 @@ class Store:
         self._ask(f"reading {name}", copy)
 
     def put(self, name: str, path: Path) -> Listed:
-        """Copy a local file to the store, where it appears whole."""
+        """Upload a local file to the store, where it appears only when complete."""
         try:
             self._ask(f"writing {name}", self._files.put_file, str(path), self._path(name))
         except FileNotFoundError as error:
@@ -181,7 +181,7 @@ class Store:
 
     def each(self, call: Callable[[str], object], names: Iterable[str]) -> None:
         """Call a function for every name, several at a time; the first error stops the rest."""
-        at_once = 1 if self.protocol == "hf" else REQUESTS  # there, every put is a commit
+        at_once = 1 if self.protocol == "hf" else REQUESTS  # on hf, every upload is a commit
         with ThreadPoolExecutor(at_once) as pool:
             calls = [pool.submit(call, name) for name in names]
             try:
@@ -197,7 +197,7 @@ class Store:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
-            if self._files.exists(path):  # a store of one's own may not know conditions
+            if self._files.exists(path):  # a self-hosted store may not support conditional writes
                 raise FileExistsError(path) from error
             self._files.pipe_file(path, content)
 
@@ -218,7 +218,7 @@ class Store:
         return self._once(what, call, *arguments, **options)
 
     def _once(self, what: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self._files.invalidate_cache()  # others write there too
+        self._files.invalidate_cache()  # other processes write there too
         try:
             return call(*arguments, **options)
         except PermissionError as error:
@@ -226,7 +226,7 @@ class Store:
             raise ConfigError.of(self.setting, self.url, problem) from error
         except _NO_USE_TO_RETRY:
             raise
-        except Exception as error:  # each fsspec back end raises errors of its own
+        except Exception as error:  # every fsspec back end has its own types of errors
             problem = f"failed again and again: {what}: {describe(error)}; run the same command again, and it goes on"
             raise NoisegateError.of(self.setting, self.url, problem) from error
 

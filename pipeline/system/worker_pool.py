@@ -1,4 +1,4 @@
-"""Worker processes that run one function. One that dies or takes too long costs its own task only, and is replaced."""
+"""Worker processes that run one function. A worker that dies or hangs loses only its own task, and is replaced."""
 
 import os
 import queue
@@ -18,9 +18,9 @@ from .machine import exit_with_parent
 from .messages import receive, send
 from .processes import sigint_blocked
 
-START_SECONDS = 60.0  # for a process to import what it needs; chosen, ten times what a busy machine takes
-STARTS = 3  # tries to start a process, which may be killed just then
-LOOK_SECONDS = 0.1  # between two looks at the deadlines
+START_SECONDS = 60.0  # for a process to import its modules; chosen, ten times the time on a busy machine
+STARTS = 3  # tries to start a process, which may be killed while it starts
+LOOK_SECONDS = 0.1  # between two checks of the deadlines
 END_SECONDS = 5.0  # for a process to end after its pipe is closed
 PAUSE_SECONDS = 1.0  # after all tries to start a process have failed
 
@@ -28,7 +28,7 @@ PAUSE_SECONDS = 1.0  # after all tries to start a process have failed
 class WorkerLost(Exception):
     """The worker ended before it answered; `hung` if it was killed because it took too long.
 
-    `killed` if something else did that by SIGKILL, such as the system for want of memory.
+    `killed` if another process, or the system for lack of memory, sent SIGKILL.
     """
 
     def __init__(self, hung: bool = False, killed: bool = False) -> None:
@@ -44,7 +44,7 @@ class WorkerNotStarted(Exception):
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What each process is made of: `work` is called for every task, `set_up` once before.
+    """How to start each process: `work` is called for every task, `set_up` once before.
 
     A process that holds more than `max_bytes` of memory after a task is replaced.
     """
@@ -66,7 +66,7 @@ class _Task:
 class WorkerPool:
     """`count` processes, each with one task at a time. Raises WorkerNotStarted if none starts.
 
-    `submit` returns at once; its future raises WorkerLost if the process ended, and whatever the work raised.
+    `submit` returns at once; its future raises WorkerLost if the process ended, or the exception of the work.
     """
 
     def __init__(self, count: int, setup: WorkerSetup) -> None:
@@ -89,7 +89,7 @@ class WorkerPool:
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def submit(self, *arguments: Any, seconds: float | None) -> "Future[Any]":
-        """Have the work done on these arguments, within `seconds` after a worker has begun."""
+        """Submit these arguments; the work may take `seconds` after a worker has begun."""
         task = _Task(arguments, float("inf") if seconds is None else seconds)
         self._tasks.put(task)
         if self._closed.is_set():
@@ -110,20 +110,20 @@ class WorkerPool:
 
     def _feed(self, worker: "_Worker") -> None:
         while not self._closed.is_set():
-            worker.start()  # unless it runs
+            worker.start()  # does nothing if it runs already
             try:
                 task = self._tasks.get(timeout=PAUSE_SECONDS if worker.pid is None else None)
             except queue.Empty:
                 continue
             if task is None:
                 continue
-            if self._closed.is_set():  # while this worker was started
+            if self._closed.is_set():  # the pool was closed while this worker started
                 task.answer.cancel()
             if not task.answer.set_running_or_notify_cancel():
                 continue
             try:
                 task.answer.set_result(worker.call(task))
-            except BaseException as error:  # raised where the future is asked
+            except BaseException as error:  # raised again by the future
                 task.answer.set_exception(error)
         worker.end()
 
@@ -134,7 +134,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process. `start`, `call` and `end` are called by one thread, the others by any."""
+    """One process. `start`, `call` and `end` are called by one thread, the other methods by any thread."""
 
     def __init__(self, setup: WorkerSetup, closed: threading.Event) -> None:
         self._setup, self._closed = setup, closed
@@ -146,7 +146,7 @@ class _Worker:
         self.pid: int | None = None  # set while the process is ready
 
     def start(self) -> None:
-        """Start a process unless there is one; after several failures there is none."""
+        """Start a process unless one is running; after several failures give up."""
         for _ in range(self._setup.starts):
             if self._connection is not None or self._closed.is_set():
                 return
@@ -170,7 +170,7 @@ class _Worker:
                 self.end()
 
     def call(self, task: _Task) -> Any:
-        """Have one task done; raises WorkerLost, WorkerNotStarted or what the work raised."""
+        """Run one task; raise WorkerLost, WorkerNotStarted or the exception of the work."""
         if self._connection is None:
             raise WorkerNotStarted("no worker process could be started")
         try:
@@ -200,14 +200,14 @@ class _Worker:
             connection.close()
 
     def _was_killed(self) -> bool:
-        """Whether the process, whose end of the pipe is closed, was ended by SIGKILL."""
+        """Return whether the process, whose end of the pipe is closed, was ended by SIGKILL."""
         self._process.join(END_SECONDS)
         return bool(self._process.exitcode == -getattr(signal, "SIGKILL", 9))
 
     def kill(self) -> None:
         with self._lock:
             if self._process is not None:
-                self._process.kill()  # the thread that waits for its answer sees the end of the stream
+                self._process.kill()  # the thread that waits for the answer then sees the end of the stream
 
     def kill_if_late(self) -> None:
         with self._lock:
@@ -254,7 +254,7 @@ def _serve(
 
 
 def _resident_bytes() -> int:
-    """Memory that this process holds; 0 where the system does not say."""
+    """Return the memory of this process; 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,9 +1,9 @@
-"""OSA's domain adaptation: fine-tune the estimator for a few steps on the pairs that a mixture model calls clean.
+"""OSA's domain adaptation: fine-tune the estimator for a few steps on pairs that a mixture model finds clean.
 
 Read some pairs, take each pair's loss, split the losses into clean and noisy, tune both towers on the clean ones, save
 the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A). For class labels
-a pair is a picture and a prompt of its given class, and pictures of one class are no negatives for each other. For image
-retrieval it is two pictures of one given class.
+a pair is a picture and a prompt of its given class, and pictures of one class are no negatives of each other. For image
+retrieval a pair is two pictures of one given class.
 """
 
 import json
@@ -38,7 +38,7 @@ KEEP = {"pairs": 0.8, "labels": 0.95}
 """smallest clean probability of a pair to train on (OSA, appendix A)"""
 FEWEST = 32  # minimum kept pairs to train and measure on
 HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000  # of the kept pairs, to measure the loss on
-RISE = 0.01  # relative rise of the held-out loss below which it is chance
+RISE = 0.01  # a smaller relative rise of the held-out loss counts as chance
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ def adapt(
 ) -> Adaptation:
     """Adapt an open_clip model to the first `pairs` of `shards` and save it in `out`, to be loaded as `local-dir:OUT`.
 
-    A pair is trained on when it belongs to the clean component with a probability above `keep`; OSA takes .8 for
-    retrieval and .95 for classification, the defaults. With `classes` a sample's text is one of the prompts of its label,
-    drawn by the seed; with `image_pairs`, for image retrieval, another picture of its label takes the text's place. All is
-    computed in float32, and on a CPU the same seed gives the same bytes.
-    The folder appears whole, with `adapt.json`, once the saved model was loaded again and embeds as the one in memory.
+    A pair is used for training if it belongs to the clean component with a probability above `keep`; the defaults are OSA's, .8
+    for retrieval and .95 for classification. With `classes` a sample's text is one of the prompts of its label, drawn by the
+    seed; with `image_pairs`, for image retrieval, another picture of its label replaces the text. All is computed in
+    float32, and on a CPU the same seed gives the same bytes. The folder appears when complete, with `adapt.json`, after the
+    saved model was loaded again and gives the same embeddings.
     """
     tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
     keep = KEEP["pairs" if classes is None else "labels"] if keep is None else keep
@@ -118,7 +118,7 @@ def adapt(
             raise ConfigError.of("keep", keep, f"{problem}; read more pairs, or keep more, such as 0.5")
         note(f"{counted(len(data.samples), 'pair')} read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
-        if image_pairs:  # the only one left of its label has no partner to train with
+        if image_pairs:  # the only picture left of a label has no partner to train with
             labels = data.captions[rows]
             rows = rows[np.bincount(labels)[labels] > 1]
         training = data.at(rows)
@@ -150,15 +150,15 @@ def adapt(
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
         record["shards"] = [shard.url for shard in located]
         write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
-        _check_empty(out)  # another command may have filled it meanwhile
+        _check_empty(out)  # another command may have written to it meanwhile
     return done
 
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption or label.
+    """Decoded pairs, and ids (N,) that are equal for equal pictures, and for equal captions or labels.
 
-    partners: (N,) rows whose pictures take the place of the texts, of all pairs that were read; None for texts.
+    partners: (N,) rows, of all pairs read, whose pictures replace the texts; None for texts.
     """
 
     samples: list[Decoded]
@@ -172,12 +172,12 @@ class _Pairs:
         return cls(samples, _number([s.image_sha256 for s in samples]), _number(texts), partners)
 
     def at(self, rows: Index) -> "_Pairs":
-        """Some of the rows, without partners."""
+        """Select some rows, without partners."""
         return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
 
 
 def _number(values: Sequence[object]) -> Index:
-    """(N,) ids 0, 1, … of values in the order of their first appearance."""
+    """Return ids 0, 1, … of values (N,) in the order of their first appearance."""
     seen: dict[object, int] = {}
     return np.array([seen.setdefault(value, len(seen)) for value in values], dtype=np.int64)
 
@@ -215,7 +215,7 @@ def _read_and_split(
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[_Pairs, Encoded, Split]:
-    """Pairs with finite embeddings, their embeddings, and the split of their losses into clean and noisy."""
+    """Read pairs with finite embeddings; return them, their embeddings, and the split of their losses into clean and noisy."""
     by_label = classes is not None or image_pairs
     samples = read_pairs(shards, estimator, pairs, workers, note, labels=by_label)
     if classes is not None:
@@ -240,7 +240,7 @@ def _read_and_split(
 
 
 def draw_partners(labels: Index, rng: np.random.Generator) -> Index:
-    """(N,) another row of the same label for each, drawn by `rng`; -1 for the only one of its label.
+    """Draw another row of the same label for each row, (N,); -1 for the only row of its label.
 
     >>> draw_partners(np.array([3, 5, 3, 7, 7]), np.random.default_rng(0)).tolist()
     [2, -1, 0, 4, 3]
@@ -265,7 +265,7 @@ def _embed(estimator: OpenClipEstimator, data: _Pairs) -> Encoded:
 
 
 def with_prompts(samples: Sequence[Decoded], classes: ClassSet, rng: np.random.Generator) -> list[Decoded]:
-    """Samples whose text is one of the prompts of their label, drawn by `rng`; raise ConfigError for a label without a name."""
+    """Replace each text by a random prompt of the label, drawn by `rng`; raise ConfigError for a label without a name."""
     prompted = []
     for sample in samples:
         if sample.label is None or not 0 <= sample.label < len(classes):
@@ -277,7 +277,7 @@ def with_prompts(samples: Sequence[Decoded], classes: ClassSet, rng: np.random.G
 
 
 def _split_facts(split: Split) -> dict[str, Any]:
-    """The mixture as JSON values; None for values that a fall-back does not give."""
+    """Return the mixture as JSON values; None for values that a fall-back does not have."""
 
     def known(pair: tuple[float, float]) -> list[float | None]:
         return [value if math.isfinite(value) else None for value in pair]
@@ -303,13 +303,13 @@ def _losses(
 
 
 def _mean_loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Index, seed: int) -> float:
-    """Mean loss of some rows, in the same batches for every estimator."""
+    """Compute the mean loss of some rows, in the same batches for every estimator."""
     images, texts = encoded.images[rows], encoded.texts[rows]
     return float(_losses(estimator, data.at(rows), images, texts, seed).mean())
 
 
 def _auto_beta(encoded: Encoded, random_inputs: Beta, image_pairs: bool, seed: int) -> Beta:
-    """By mode auto; for pictures with pictures by the crossing, as random inputs are pictures with texts."""
+    """Measure β by mode auto; for pairs of pictures by the crossing, because random inputs are pictures with texts."""
     mode = "intersection" if image_pairs else "auto"
     return estimate_beta(
         images=encoded.images, texts=encoded.texts, mode=mode, random_inputs=lambda: random_inputs, seed=seed
@@ -331,7 +331,7 @@ def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
 
 
 def _require_equal(tuned: OpenClipEstimator, loaded: OpenClipEstimator, data: _Pairs, model: str) -> None:
-    """Raise unless the loaded model embeds as the tuned one: parts of its configuration could get lost in saving."""
+    """Raise unless the loaded model embeds as the tuned one: saving could lose parts of its configuration."""
     few = data.samples[:16]
     ours, theirs = embed_pairs(tuned, few), embed_pairs(loaded, few)
     apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())

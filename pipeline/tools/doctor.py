@@ -31,7 +31,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Torch:
-    """torch as it imports here; `cuda` is the version it was built for, None for a CPU build."""
+    """The installed torch; `cuda` is the version it was built for, None for a CPU build."""
 
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -43,7 +43,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Faiss:
-    """faiss as it imports here, and the distributions that claim to have brought it."""
+    """The installed faiss, and the distributions that claim to have installed it."""
 
     distributions: tuple[str, ...] = ()
     gpu_build: bool = False
@@ -64,7 +64,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is installed and what the machine has; sizes in GB, None where the system does not tell."""
+    """Facts about the installation and the machine; sizes in GB, None if the system does not say."""
 
     noisegate: str
     python: str
@@ -88,7 +88,7 @@ class Facts:
 
 
 def collect_facts() -> Facts:
-    """Import what a run imports, and ask the system; nothing is changed and nothing is downloaded."""
+    """Import the libraries of a run and query the system; nothing is changed or downloaded."""
     installed = {d.name: d.version for d in distributions() if d.name}
     torch, faiss = _torch(), _faiss(installed)
     caches = _caches()
@@ -125,7 +125,7 @@ def _version(name: str) -> str | None:
 
 
 def _unmet(installed: Mapping[str, str]) -> tuple[str, ...]:
-    """Base requirements that are absent or too old; faiss-gpu stands in for faiss-cpu."""
+    """List base requirements that are absent or too old; faiss-gpu may replace faiss-cpu."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -190,7 +190,7 @@ def _defaults(faiss: Faiss) -> Defaults:
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """Total and available memory in GB; without /proc only the total."""
+    """Return total and available memory in GB; without /proc only the total."""
     with suppress(OSError, ValueError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         sizes = {line[0]: int(line[1]) * 1024 / 1e9 for line in lines if len(line) > 1}
@@ -201,7 +201,7 @@ def _memory() -> tuple[float | None, float | None]:
 
 
 def _open_files() -> int | None:
-    """How many files a process may hold open; Windows has no such limit."""
+    """Return how many files a process may have open; Windows has no such limit."""
     try:
         import resource
     except ImportError:
@@ -222,7 +222,7 @@ def _caches() -> dict[str, Path]:
 
 
 def _free_disk(path: Path) -> float:
-    """Free space where `path` is or would be made."""
+    """Return the free disk space at `path`, which need not exist."""
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     return shutil.disk_usage(there).free / 1e9
 

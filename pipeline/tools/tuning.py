@@ -24,7 +24,7 @@ NO_TEXT = ""
 
 @dataclass(frozen=True)
 class Tuning:
-    """AdamW with the settings of OSA, appendix A, but for fewer steps and with gradients clipped to the norm `clip`."""
+    """AdamW with the settings of OSA, appendix A, but with fewer steps and gradients clipped to the norm `clip`."""
 
     steps: int = 100
     batch_size: int = 128
@@ -39,7 +39,7 @@ class Tuning:
                 raise ConfigError.of(name, value, f"is too small or no number; use {getattr(Tuning, name)}")
 
     def rate(self, step: int) -> float:
-        """The learning rate of step 0, 1, …: up in a line over the first tenth, then down to 0 along a cosine.
+        """Return the learning rate of step 0, 1, …: linear warm-up over the first tenth, then a cosine down to 0.
 
         >>> [round(Tuning(steps=10, learning_rate=1.0).rate(step), 3) for step in (0, 1, 5, 9)]
         [1.0, 0.976, 0.5, 0.024]
@@ -60,11 +60,11 @@ def tune(
     note: Callable[[str], None],
     partners: Index | None = None,
 ) -> None:
-    """Change the estimator's weights in place; its identity still names the old ones, so save it and load it anew.
+    """Change the estimator's weights in place; its identity still names the old weights, so save and reload it.
 
-    samples: N pairs; pictures, captions: (N,) ids, equal where two show the same; partners: (N,) rows whose pictures take the
-    place of the texts. The model stays in evaluation mode: no dropout, and batch statistics learnt from millions are not
-    replaced by those of a few batches.
+    samples: N pairs; pictures, captions: (N,) ids, equal for equal pictures or captions; partners: (N,) rows whose pictures
+    replace the texts. The model stays in evaluation mode: no dropout, and batch statistics learnt from millions of samples are
+    not replaced by those of a few batches.
     """
     model = estimator.module
     optimiser = torch.optim.AdamW(
@@ -99,7 +99,7 @@ def tune(
 
 
 def _parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; gains, biases and the logit scale do not."""
+    """Split parameters for weight decay: matrices decay; gains, biases and the logit scale do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
@@ -108,7 +108,7 @@ def _parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield rows of batches without end: shuffled anew for every pass, an incomplete last batch left out."""
+    """Yield rows of batches without end, shuffled for every pass, without an incomplete last batch."""
     size = min(size, count)
     while True:
         order = rng.permutation(count)

@@ -3,7 +3,7 @@
 `measure` times every stage on some of the shards, `predict` extrapolates to all, `devices` describes this machine and
 known GPUs.
 
-Reading, decoding and encoding overlap, so that the slowest of them sets the pace; scores follow when all is encoded:
+Reading, decoding and encoding overlap, so that the slowest stage sets the pace; scoring follows when all is encoded:
 
     seconds per sample = max(read, decode / workers, encode + write, all work / processors) + score
 """
@@ -43,8 +43,8 @@ def plan(
 ) -> RunForecast:
     """Measure some shards for about `seconds` and predict what annotating all of them takes; nothing is written.
 
-    `estimator` as for `annotate`; `prices` per hour by device name, `here` for this one. Raises ConfigError or ShardError
-    where nothing can be measured.
+    `estimator` as for `annotate`; `prices` per hour by device name, `here` for this one. Raises ConfigError or ShardError if
+    nothing can be measured.
     """
     if seconds <= 0:
         raise ConfigError(f"seconds {seconds:g} is no time to measure; use 10", "seconds", seconds)

@@ -1,4 +1,4 @@
-"""This machine and known GPUs, for `noisegate plan`: one GPU was measured by the paper, the others are scaled from it."""
+"""This machine and known GPUs, for `noisegate plan`: the paper measured one GPU, the others are scaled from it."""
 
 import sys
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from noisegate.pipeline.system.machine import count_processors
 
 PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
 CPU_PRICE = 0.05  # per processor and hour: an assumption
-LEAST_GFLOPS = 1.0  # of a pair; smaller models do not fill a GPU, so no GPU is predicted for them
+LEAST_GFLOPS = 1.0  # per pair; smaller models do not fill a GPU, so no GPU is predicted for them
 PAPER_GFLOPS = 14.78  # of a pair through ViT-B-32: 8.82 for 224 x 224 pixels, 5.96 for 77 tokens
 
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """A device by its maker's figure for dense 16-bit matrix products (32-bit sums), in 10^12 operations per second.
+    """A device with its maker's peak of dense 16-bit matrix products (32-bit sums), in 10^12 operations per second.
 
-    `price` per hour is an assumption: the order of what renting one costs.
+    `price` per hour is an assumption: the order of magnitude of a rent.
     """
 
     name: str
@@ -37,7 +37,7 @@ DEVICES = (
 
 
 def paper_rate(device: KnownDevice, gflops: float | None = None) -> float:
-    """Pairs per second on a device, if it uses as large a share of its peak as the paper's did; gflops: of one pair.
+    """Estimate pairs per second on a device that uses the same share of its peak as the paper's; gflops: of one pair.
 
     >>> round(paper_rate(PAPER)), round(1e9 / paper_rate(PAPER) / 3600)
     (3702, 75)
@@ -51,7 +51,7 @@ def paper_rate(device: KnownDevice, gflops: float | None = None) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the job would run on: `threads` are the processors that the encoder itself keeps busy."""
+    """The machine of the job: `threads` are the processors that the encoder itself keeps busy."""
 
     device: str
     workers: int
@@ -77,7 +77,7 @@ def this_machine(device: str | None, workers: int, price: float | None) -> Machi
 
 
 def _known_device(name: str) -> KnownDevice | None:
-    """The known device that a driver's name stands for.
+    """Find the known device for a driver's name.
 
     >>> _known_device("NVIDIA A100-SXM4-80GB").name, _known_device("some other")
     ('A100', None)

@@ -30,16 +30,18 @@ from noisegate.pipeline.system.machine import count_threads
 
 SHARDS = 8  # most shards to read from
 SIZES_ASKED = 64  # most remote shards to ask for their size; local files are all looked up
-LEAST = 2  # batches to time, however long they take: one alone has no spread
+LEAST = 2  # least batches to time, however long they take: one batch alone has no spread
 WARM_UP = 4  # samples to encode before timing starts
-REPEATS = 3  # of the stages that are timed on all rows at once
+REPEATS = 3  # repeats of the stages that are timed on all rows at once
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """Seconds per stage of one batch of a shard. `read` leaves out the shard's opening, `read_samples` its first sample;
-    `tokens` is the part of `encode` that tokenises, which no GPU does.
+    """Seconds per stage of one batch of a shard.
+
+    `read` leaves out the shard's opening, `read_samples` its first sample; `tokens` is the tokenising part of `encode`, which
+    runs on the CPU.
     """
 
     samples: int
@@ -63,17 +65,17 @@ class ReadShard:
 
 @dataclass
 class Measurements:
-    """What was measured. `write` and `score` are seconds of each repeat for all `rows` at once, `*_start` those for no row."""
+    """Measured times. `write` and `score` are seconds per repeat for all `rows` at once, `*_start` seconds for no rows."""
 
-    sizes: list[int]  # of the shards whose size is known
+    sizes: list[int]  # bytes of the shards whose size is known
     shards_read: list[ReadShard]
     batches: list[BatchTimes]
     failed: int
-    reason: str | None  # of the first failed sample
+    reason: str | None  # error of the first failed sample
     notes: list[str]
     seconds: float
     width: int
-    gflops: float | None = None  # 10^9 operations of the model for one sample; None where torch does not count them
+    gflops: float | None = None  # 10^9 operations of the model for one sample; None if torch does not count them
     rows: int = 0
     write: list[float] = field(default_factory=list)
     write_start: float = 0.0
@@ -89,8 +91,7 @@ def measure(
 ) -> Measurements:
     """Read, decode and encode batches of a few shards in turn for about `seconds`, then write and score in memory.
 
-    Everything is done once before it counts, to warm up. Raises ConfigError or ShardError where nothing can be
-    read.
+    Everything is done once before timing, to warm up. Raises ConfigError or ShardError if nothing can be read.
     """
     began = clock()
     chosen = pick_evenly(shards, SHARDS)
@@ -160,7 +161,7 @@ def pick_evenly(shards: Sequence[Shard], count: int) -> list[Shard]:
 
 
 def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:
-    """Bytes of all local shards, or of some remote ones; those that cannot be reached are noted."""
+    """Return the bytes of all local shards, or of some remote shards; unreachable shards are noted."""
     asked = list(shards) if all(shard.is_local for shard in shards) else pick_evenly(shards, SIZES_ASKED)
 
     def size(shard: Shard) -> int | ShardError | None:
@@ -188,7 +189,7 @@ class _TimedReader:
         self._samples: Iterator[RawSample] = iter(self._reader)
 
     def next(self) -> tuple[list[RawSample], float]:
-        """A batch, and the seconds for it without those until the shard's first sample; nothing where the shard ends."""
+        """Read a batch; return it and its seconds, without the time to the shard's first sample; empty at the shard's end."""
         start = self._clock()
         raw: list[RawSample] = []
         if not self.progress.samples:
@@ -198,7 +199,7 @@ class _TimedReader:
         raw += islice(self._samples, self._size - len(raw))
         took = self._clock() - start
         self.progress.samples += len(raw)
-        self.progress.bytes = min(self._reader.passed, self._reader.position)  # the second for packed tars
+        self.progress.bytes = min(self._reader.passed, self._reader.position)  # the second for compressed tars
         self.progress.whole = len(raw) < self._size
         return raw, took
 
@@ -212,7 +213,7 @@ def _encode(part: EncodedShard, chunk: Chunk) -> None:
 
 
 def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) -> float:
-    """Seconds that tokenising the texts takes; 0 for a model that has no `tokenize`."""
+    """Time tokenising of the texts in seconds; 0 for a model that has no `tokenize`."""
     tokenize = getattr(estimator, "tokenize", None)
     texts = [sample.text for sample in samples if sample.status == "ok" and sample.text is not None]
     start = clock()
@@ -222,7 +223,7 @@ def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) ->
 
 
 def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: int = 4) -> float | None:
-    """10^9 operations that torch counts for one sample; each is encoded alone, as a batch of texts is cut to its longest."""
+    """Count 10^9 operations of one sample by torch; each is encoded alone, because texts of a batch are padded."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -230,7 +231,7 @@ def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: i
 
     some = [sample for sample in samples if sample.status == "ok"][:count]
     whole_layers = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation would not be counted
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused operation would not be counted
     try:
         with FlopCounterMode(display=False) as counter:
             for sample in some:
@@ -284,8 +285,9 @@ def _write_in_memory(
 
 
 def _time_quality(left: Float32, right: Float32, clock: Clock) -> float:
-    """Seconds that one row takes against a full pool, on all threads as in the job; the pool's pairs are drawn, and these rows
-    repeated, because the cost does not depend on them.
+    """Time one row against a full pool in seconds, on all threads as in the job.
+
+    The pool is random and these rows are repeated, because the cost does not depend on their values.
     """
     rng = np.random.default_rng(0)
     drawn = (normalise(rng.standard_normal((POOL, left.shape[1]), dtype=np.float32)) for _ in range(2))

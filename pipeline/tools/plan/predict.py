@@ -17,13 +17,13 @@ from .measure import Measurements
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and half of its 95 % interval; nan where a single measurement gives no spread."""
+    """A value and half of its 95 % interval; nan if there is only one measurement."""
 
     value: float
     half: float = 0.0
 
     def times(self, other: "Estimate") -> "Estimate":
-        """The product; relative errors add as squares."""
+        """Multiply; relative errors add as squares."""
         value = self.value * other.value
         parts = [part.half / part.value if part.value else 0.0 for part in (self, other)]
         return Estimate(value, abs(value) * math.hypot(*parts))
@@ -35,7 +35,7 @@ class Estimate:
         return Estimate(self.value * factor, self.half * factor)
 
     def to_dict(self) -> dict[str, float | None]:
-        """With both ends of the interval, None where it is not known."""
+        """As JSON values with both ends of the interval, None if unknown."""
         known = math.isfinite(self.half)
         ends = (max(0.0, self.value - self.half), self.value + self.half) if known else (None, None)
         return {"value": self.value, "low": ends[0], "high": ends[1]}
@@ -61,7 +61,7 @@ def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
 
 
 def advice(limit: str, busiest: str, needed: int, machine: Machine) -> list[str]:
-    """Flags that would make the run faster, by the stage that limits it and the one that uses most of the processors."""
+    """List flags that would make the run faster, by the limiting stage and the stage that uses most of the processors."""
     if limit == "read":
         return ["the store is the limit: bring the shards nearer, or read from several hosts (--nodes N --node-rank R)"]
     if limit == "decode" and machine.workers < min(needed, machine.processors):
@@ -82,7 +82,7 @@ def advice(limit: str, busiest: str, needed: int, machine: Machine) -> list[str]
 def assumptions(
     measured: Measurements, shards: int, machine: Machine, neighbours: int, process_seconds: float
 ) -> list[str]:
-    """What the forecast assumes; `process_seconds`: of one process per sample, to read, tokenise and write."""
+    """List the assumptions of the forecast; `process_seconds`: one process's time per sample to read, tokenise and write."""
     read, whole = len(measured.shards_read), all(shard.whole for shard in measured.shards_read)
     lines = []
     if not (read == shards and whole):
@@ -140,7 +140,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes that a run writes, beside the shards themselves."""
+    """Bytes that a run writes, without the shards themselves."""
 
     tables: float
     embeddings: float
@@ -153,8 +153,9 @@ class Disk:
 
 @dataclass(frozen=True)
 class DeviceForecast:
-    """The whole set on one known device: an estimate from published figures, not measured. To keep the device busy it
-    needs `workers_needed` that decode and `processes_needed` that read, tokenise and write.
+    """The whole set on one known device: an estimate from published figures, not measured.
+
+    `workers_needed` to decode and `processes_needed` to read, tokenise and write keep the device busy.
     """
 
     name: str
@@ -220,7 +221,7 @@ def forecast_run(
     tokens = ratio([batch.tokens for batch in measured.batches], [batch.samples for batch in measured.batches])
     process_seconds = stages["read"].seconds.value + tokens.value + stages["write"].seconds.value
     devices = _forecast_devices(samples.value, stages, process_seconds, measured.gflops, prices or {})
-    compared = Estimate(measured.quality * min(1.0, samples.value / POOL))  # a GPU does this in no time
+    compared = Estimate(measured.quality * min(1.0, samples.value / POOL))  # on the CPU; negligible on a GPU
     stages["score"] = replace(stages["score"], seconds=stages["score"].seconds.plus(compared))
     total = pace.plus(stages["score"].seconds).times(samples)
     decode, device = stages["decode"].seconds.value, stages["encode"].seconds.value + stages["write"].seconds.value
@@ -261,7 +262,7 @@ def forecast_run(
 
 
 def _totals(measured: Measurements, shards: int) -> tuple[Estimate, Estimate]:
-    """Bytes and samples of all shards, extrapolated from those measured."""
+    """Extrapolate bytes and samples of all shards from the measured shards."""
     mean = ratio(measured.sizes, [1] * len(measured.sizes))
     size = Estimate(float(sum(measured.sizes))) if len(measured.sizes) == shards else mean.scaled(shards)
     read = measured.shards_read
@@ -292,7 +293,7 @@ def _stages(measured: Measurements, per_shard: float) -> dict[str, Stage]:
 
 
 def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]:
-    """Seconds per sample while encoding, and the stage that sets them."""
+    """Compute the seconds per sample while encoding, and the limiting stage."""
     read, decode, encode, write = (stages[name].seconds for name in ("read", "decode", "encode", "write"))
     if machine.workers == 0:
         whole = read.plus(decode).plus(encode).plus(write)
@@ -315,7 +316,7 @@ def _forecast_devices(
     gflops: float | None,
     prices: Mapping[str, float],
 ) -> tuple[DeviceForecast, ...]:
-    """Forecast every known device; `process_seconds` per sample is an encoder process's work beside the device."""
+    """Forecast every known device; `process_seconds` per sample is an encoder process's work on the CPU."""
     if gflops is not None and gflops < LEAST_GFLOPS:
         return ()
     forecasts = []
