@@ -1,4 +1,4 @@
-"""The ASGI application: put together scorer, engine, runs, jobs, routes and middleware, and start and stop them."""
+"""Build the ASGI application of scorer, engine, runs, jobs, routes and middleware, and start and stop its parts."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger("noisegate.app")
 
 
 def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
-    """Build the application; tests give their own `engine`. Raises NoisegateError for settings that cannot work."""
+    """Build the application; tests pass their own `engine`. Raise NoisegateError for settings that cannot work."""
     service = _service(settings, engine)
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
     for module in (score, jobs, tables, reviews, health, page):
         app.include_router(module.router)
     add_handlers(app)
-    # the last one added is the outermost
+    # the middleware added last is the outermost
     app.add_middleware(
         BodyLimit, most=settings.max_body_bytes, seconds=settings.body_timeout, together=settings.queue_bytes
     )
@@ -84,7 +84,7 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
 
 def _service(settings: Settings, engine: Embedder | None) -> Service:
     copies = {name: RunFolder.to_read(path, embeddings=True).path for name, path in settings.runs.items()}
-    settings = settings.model_copy(update={"runs": copies})  # local folders are their own copies
+    settings = settings.model_copy(update={"runs": copies})  # runs in stores become local copies
     for name, path in settings.runs.items():
         if not path.is_dir():
             raise ConfigError.of("runs", f"{name}={path}", "is not a folder; give one that noisegate annotate wrote")
@@ -102,7 +102,7 @@ def _service(settings: Settings, engine: Embedder | None) -> Service:
 
 
 def _open_jobs(settings: Settings, spec: ModelSpec, classes: ClassSets, metrics: Metrics) -> JobRunner | None:
-    """The runner of background jobs, None without `jobs_folder`; locks the folder until the runner stops."""
+    """Make the runner of background jobs, None without `jobs_folder`; lock the folder until the runner stops."""
     folder = settings.jobs_folder
     if folder is None:
         return None
@@ -134,7 +134,7 @@ def _open_jobs(settings: Settings, spec: ModelSpec, classes: ClassSets, metrics:
 
 
 async def _embed_classes(service: Service) -> None:
-    """Embed the class sets once the engine is ready; start over if it fails meanwhile."""
+    """Embed the class sets when the engine is ready; start over if the engine fails meanwhile."""
     while not service.class_sets.ready():
         while service.engine.ready():
             await asyncio.sleep(0.1)

@@ -67,7 +67,7 @@ class InvalidRequest(ApiError):
 
 
 def error_response(error: ApiError, request_id: str | None, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The answer for an error."""
+    """Make the HTTP answer for an error."""
     body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
     extra = dict(headers or {})
     if error.retry_after is not None:
@@ -76,7 +76,7 @@ def error_response(error: ApiError, request_id: str | None, headers: Mapping[str
 
 
 def describe(problems: Any) -> str:
-    """pydantic's list of problems as one line of places and reasons, without the values."""
+    """Format pydantic's list of problems as one line of places and reasons, without the values."""
     lines = [
         f"{'.'.join(str(part)[:60] for part in p['loc']) or 'body'}: {p['msg'].removeprefix('Value error, ')}"
         for p in problems[:5]
@@ -106,7 +106,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _allowed_methods(request: Request, first: str) -> str:
-    """All methods of a path; the router itself names only those of the first matching route, `first`."""
+    """List all methods of a path; the router itself names only the methods of the first matching route, `first`."""
     methods = set(filter(None, first.split(", ")))
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.scope["path"]):

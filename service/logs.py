@@ -59,9 +59,9 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class RepeatLimit(logging.Filter):
-    """Lets `most` warnings and errors of a kind through per minute; the next one says how many were left out.
+    """Let `most` warnings and errors of a kind through per minute; the next one says how many were left out.
 
-    The access log is not limited: its lines are information.
+    The access log is not limited: its level is INFO.
     """
 
     def __init__(self, most: int = 20, clock: Callable[[], float] = time.monotonic) -> None:
@@ -124,9 +124,9 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientGone, ClientDisconnect):  # while waiting for the answer, or while sending the body
-            status = 499  # as in nginx; appears in the log only
+            status = 499  # as in nginx; used only in the log
             self._metrics.cancelled.inc()
-        except asyncio.CancelledError:  # by the server at shutdown, after drain_seconds
+        except asyncio.CancelledError:  # cancelled by the server at shutdown, after drain_seconds
             if status:
                 raise
             await answer(Unavailable("draining", "the service is shutting down", 5))

@@ -30,13 +30,13 @@ class Metrics:
         Gauge(f"noisegate_{name}", text, registry=self.registry).set_function(value)
 
     def gauges(self, name: str, text: str, label: str, values: Mapping[str, Callable[[], float]]) -> None:
-        """Add one such gauge for each value of a label."""
+        """Add one gauge for each value of a label."""
         gauge = Gauge(f"noisegate_{name}", text, (label,), registry=self.registry)
         for label_value, value in values.items():
             gauge.labels(label_value).set_function(value)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:

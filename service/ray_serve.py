@@ -1,7 +1,7 @@
-"""Run the application on Ray Serve: replicas with their own engines, scaled by the load.
+"""Run the application on Ray Serve: replicas, each with its own engine, scaled by the load.
 
-Without RAY_ADDRESS a Ray of this machine is started and ended with the server; with it, the cluster there gets one more
-application, which is removed with the server. Ray's usage statistics are off.
+Without RAY_ADDRESS a local Ray is started and ended with the server; with it, the cluster gets one more application, which is
+removed with the server. Ray's usage statistics are off.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def deployed(settings: Settings) -> Iterator[str]:
 
 
 def check(settings: Settings) -> None:
-    """Raises ConfigError for settings that several replicas cannot share."""
+    """Raise ConfigError for settings that several replicas cannot share."""
     if settings.jobs_folder is not None:
         problem = "cannot be shared by replicas; leave it out with --engine ray, and serve jobs with --engine local"
         raise ConfigError.of("jobs_folder", settings.jobs_folder, problem)
@@ -74,7 +74,7 @@ def check(settings: Settings) -> None:
 
 
 def autoscaling(settings: Settings) -> dict[str, Any]:
-    """Ray Serve's options for the number of replicas; each replica refuses what exceeds its own queue.
+    """Return Ray Serve's options for the number of replicas; each replica refuses requests beyond its own queue.
 
     >>> autoscaling(Settings(min_replicas=2, max_replicas=2))
     {'num_replicas': 2}
@@ -88,7 +88,7 @@ def autoscaling(settings: Settings) -> dict[str, Any]:
 
 
 def application(settings: Settings) -> Any:
-    """The bound deployment; a replica takes a GPU if the cluster has one, unless device is cpu."""
+    """Make the bound deployment; a replica takes a GPU if the cluster has one, unless device is cpu."""
     import ray
     from ray import serve
 
@@ -102,14 +102,14 @@ def application(settings: Settings) -> Any:
         app: FastAPI
 
         async def check_health(self) -> None:
-            """Ray replaces a replica whose model can never be loaded; a lost encoder comes back by itself."""
+            """Raise if the model can never be loaded, so that Ray replaces the replica; a lost encoder restarts by itself."""
             if fatal := getattr(self.app.state.service.engine, "fatal", None):
                 raise RuntimeError(fatal)
 
     deployment: Any = serve.deployment(
         Replica,
         name="scorer",
-        max_ongoing_requests=4096,  # the replica's own queue decides, and answers 429 at once
+        max_ongoing_requests=4096,  # not the limit: the replica's own queue answers 429 at once
         graceful_shutdown_timeout_s=settings.drain_seconds,
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
         **autoscaling(settings),
@@ -118,7 +118,7 @@ def application(settings: Settings) -> Any:
 
 
 def warm_app(settings: Settings) -> FastAPI:
-    """The application; its start-up ends when the model is warm, so that Ray sends no request before."""
+    """Make the application; its start-up ends when the model is warm, so that Ray sends no request before."""
     set_up_logging(settings.log_format)
     app = create_app(settings)
     service: Service = app.state.service

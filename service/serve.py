@@ -23,7 +23,7 @@ from .guards.connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
 
-OTHER_FILES = 200  # open files besides connections: tables, pipes to workers, fetched pictures
+OTHER_FILES = 200  # open files besides connections: tables, pipes to workers, downloads
 EXIT_SECONDS = 15.0  # after drain_seconds, for processes and jobs to end
 
 
@@ -45,13 +45,13 @@ def run(settings: Settings) -> None:
 
 
 def _exit_now() -> None:
-    """End the process though something in it hangs; decoders, encoders and jobs end with it."""
+    """End the process even if something in it hangs; decoders, encoders and jobs end with it."""
     logging.getLogger("noisegate.serve").error("not ended in time after a signal: exiting at once")
     os._exit(1)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open a listening socket; raises ConfigError."""
+    """Open a listening socket; raise ConfigError if that fails."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -71,7 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Tells the service about a signal at once, and exits with code 0 after it."""
+    """A uvicorn server that tells the service about a signal at once, and then exits with code 0."""
 
     def __init__(self, config: uvicorn.Config, service: Service, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
 
 
 def _limit_connections(most: int) -> type[Connection]:
-    """The class of connections, of which there are at most `most`, and fewer than this process may have open files."""
+    """Make a class of connections that allows at most `most`, and fewer than the process's limit of open files."""
     try:
         import resource
     except ModuleNotFoundError:  # not on Windows

@@ -22,15 +22,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HASHED_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 MiB = 1 << 20
 LEAST_BUDGET = 512_000_000  # bytes
-# parts of memory_budget: bodies, which memory holds up to three times; pictures while they are decoded; decoded pictures.
-# The rest is for the processes themselves
+# parts of memory_budget: bodies, which may be in memory three times; pictures while they are decoded; decoded pictures.
+# The processes themselves take the rest
 QUEUE_SHARE, DECODE_SHARE, AHEAD_SHARE = 12, 2, 16
 
 LISTEN, SCORER, WORK, LIMIT, URLS = "Listening and access", "Scorer", "Work", "Limits", "Pictures by URL"
 
 
 def _setting(default: Any, panel: str, description: str, *flags: str, **bounds: Any) -> Any:
-    """A field with what its flag needs: help text, panel of the help, and names where they do not follow from the field's."""
+    """Make a field with its flag's help text, panel of the help, and flag names that do not follow from the field's name."""
     return Field(default, description=description, json_schema_extra={"panel": panel, "flags": list(flags)}, **bounds)
 
 
@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _follow_memory_budget(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Fill in the sizes that follow from `memory_budget`."""
+        """Compute the sizes that depend on `memory_budget`."""
         budget = _read_budget(str(values.get("memory_budget", "auto")))
         values = {"queue_bytes": budget // QUEUE_SHARE, **values, "memory_budget": f"{budget}B"}
         if str(values["queue_bytes"]).isdigit():
@@ -187,7 +187,7 @@ class Settings(BaseSettings):
                 if not NAME.fullmatch(name):
                     problem = "cannot go into a URL; use letters, digits, '.', '_' and '-', as in NAME=PLACE"
                     raise ConfigError.of(setting, name, problem)
-        if not all(HASHED_KEY.fullmatch(key) for key in self.api_keys):  # the value may be a secret: leave it out
+        if not all(HASHED_KEY.fullmatch(key) for key in self.api_keys):  # the value may be a secret: do not show it
             problem = "api_keys: a key is not hashed; give sha256:HEX as `noisegate serve --hash-key` prints it"
             raise ConfigError(problem, "api_keys")
         for most, queue in (("max_items", "queue_items"), ("max_body_bytes", "queue_bytes")):
@@ -207,7 +207,7 @@ class Settings(BaseSettings):
 
     @property
     def decode_bytes(self) -> int:
-        """Memory for the pictures that are decoded at once."""
+        """Memory for the pictures that are decoded at the same time."""
         return read_size(self.memory_budget) // DECODE_SHARE
 
     @property
@@ -217,7 +217,7 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """Sizes above which a sample is refused before it is decoded."""
+        """Limits above which a sample is refused before it is decoded."""
         return Limits(self.max_pixels, self.max_image_bytes, self.max_text_chars, self.max_aspect)
 
 
@@ -231,7 +231,7 @@ def _read_budget(text: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`.
+    """Return whether only this machine can reach a server bound to `host`.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "example.org", "")]
     [True, True, True, False, False, False]
@@ -245,7 +245,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> Settings:
-    """Settings from flags (None means not given), environment and file; raises ConfigError with a one-line message."""
+    """Load settings from flags (None means not given), environment and file; raise ConfigError with a one-line message."""
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return Settings(**{**(_read_file(config) if config else {}), **EnvSettingsSource(Settings)(), **given})
@@ -272,7 +272,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _parse_list(value: Any) -> Any:
-    """Split a JSON list or comma-separated words, as environment variables hold them; anything else stays."""
+    """Split a JSON list or comma-separated words of an environment variable; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):

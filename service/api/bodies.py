@@ -25,8 +25,8 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 LARGE = 64 << 10  # bytes of JSON from which parsing moves to a thread
-MAX_VALUES = 100_000  # objects and lists in one body; a few bytes of JSON can take a hundred in memory, and a while
-MAX_NAMES = 100  # in one object; requests have five
+MAX_VALUES = 100_000  # objects and lists in one body; a few bytes of JSON can take a hundred bytes of memory, and time
+MAX_NAMES = 100  # names in one object; requests have five
 _DATA_URI = re.compile(r"data:(?:image/[a-z0-9.+-]+)?(?:;[a-z0-9=.+-]+)*;base64,", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ class ScoreBody:
 
 
 async def read_score(request: Request, settings: Settings) -> ScoreBody:
-    """The body of POST /v1/score, of either kind. Raises ApiError 400, 413, 415 or 422."""
+    """Read the body of POST /v1/score, JSON or form. Raise ApiError 400, 413, 415 or 422."""
     kind = _content_type(request)
     _refuse_compressed(request)
     if kind == "application/json":
@@ -53,7 +53,7 @@ async def read_score(request: Request, settings: Settings) -> ScoreBody:
 
 
 async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest, list[Item]]:
-    """The body of POST /v1/embed and its items, images first."""
+    """Read the body of POST /v1/embed and its items, images first."""
     if _content_type(request) != "application/json":
         raise ApiError(415, "unsupported_media_type", "use application/json")
     _refuse_compressed(request)
@@ -75,16 +75,16 @@ def _content_type(request: Request) -> str:
 
 
 def _refuse_compressed(request: Request) -> None:
-    """Raise ApiError 415 for a compressed body, whose size is unknown before it is unpacked."""
+    """Raise ApiError 415 for a compressed body: its size is unknown until it is unpacked."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise ApiError(415, "unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 
 
 def parse(body: bytes, model: type[M], settings: Settings) -> M:
-    """Parse JSON into a model; raises ApiError 400 for invalid JSON, 413 for too many items, 422 for what is not in the model.
+    """Parse JSON into a model; raise ApiError 400 for invalid JSON, 413 for too many items, 422 for a wrong schema.
 
-    Items are counted first: while pydantic checks a million of them, no other thread of this process runs.
+    Items are counted first, because no other thread of this process runs while pydantic checks a million items.
     """
     if body.count(b"{") + body.count(b"[") > MAX_VALUES or body.count(b",") > 6 * MAX_VALUES:
         raise InvalidRequest("the body holds too many values")
@@ -147,7 +147,7 @@ def _item(pair: Pair, parts: dict[str, bytes]) -> Item:
 
 
 def _picture(image: str, parts: dict[str, bytes]) -> Item:
-    """An item with a picture from base64, a data URI or a part of the form; a bad one becomes the item's problem."""
+    """Make an item with a picture from base64, a data URI or a part of the form; a bad picture becomes the item's problem."""
     if image.startswith("part:") and parts:
         data = parts.get(image.removeprefix("part:"))
         return Item(data) if data is not None else Item(problem=("no_image", "the request has no part of this name"))
@@ -178,14 +178,14 @@ def decode_base64(text: str) -> bytes:
 
 
 def encode_row(row: Any, encoding: str) -> list[float] | str:
-    """An embedding in the encoding that the request names."""
+    """Encode an embedding as the request asks."""
     return base64.b64encode(row.astype("<f4").tobytes()).decode() if encoding == "base64" else row.tolist()
 
 
 async def _read_form(request: Request, settings: Settings) -> ScoreBody:
     """Read a form: `image` and `text` fields in the same order, or a `request` part whose images are named part:NAME."""
     content_type = re.sub(r"(?i);\s*charset=[^;]*", "", request.headers["content-type"])
-    # latin-1 keeps every byte, so that a caption that is not UTF-8 is noticed
+    # latin-1 keeps every byte, so that captions that are not UTF-8 are detected
     headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
     most = settings.max_items
     parser = _Form(
@@ -210,7 +210,7 @@ async def _read_form(request: Request, settings: Settings) -> ScoreBody:
 
 
 class _Form(MultiPartParser):
-    """Keeps pictures in memory, which BodyLimit bounds; `is_complete` once the last boundary has arrived."""
+    """A form that keeps pictures in memory, limited by BodyLimit; `is_complete` once the last boundary has arrived."""
 
     spool_max_size = sys.maxsize
     is_complete = False

@@ -23,7 +23,7 @@ from .state import Service, service_of
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
 Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00-\x1f\x7f]+$")]
-MAX_CHARS = 65_536  # of all patterns of a job, which its record and every listing hold
+MAX_CHARS = 65_536  # of all patterns of a job, because its record and every listing contain them
 BETA = r"^(auto|random_inputs|intersection|shuffled_mean|(fixed:)?-?(0?\.[0-9]+|[01](\.0*)?))$"
 
 
@@ -44,7 +44,7 @@ _errors = partial(
 
 
 def _setting(name: str, **changes: Any) -> Any:
-    """A field with the default and the help text of the setting of `annotate`."""
+    """Make a field with the default and the help text of a setting of `annotate`."""
     setting = next(setting for setting in fields(AnnotateSettings) if setting.name == name)
     return Field(**{"default": setting.default, "description": setting.metadata["help"], **changes})
 
@@ -236,25 +236,25 @@ async def _stream(jobs: JobRunner, job_id: str, after: int, closing: asyncio.Eve
     try:
         async for event in jobs.events(job_id, after, closing):
             yield b": still here\n\n" if event is None else packed(event)
-    except ApiError:  # forgotten while somebody looked
+    except ApiError:  # the job was forgotten while a client followed it
         return
 
 
 def packed(event: JobEvent) -> bytes:
-    """One event as it goes over the wire; JSON holds no line breaks."""
+    """Encode one event for the stream; JSON has no line breaks."""
     data = {"text": event.note} if event.kind == "note" else answer(event.job)
     return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def jobs_of(service: Service) -> JobRunner:
-    """The runner; raises ApiError 404 `jobs_off` where the server was started without a folder for jobs."""
+    """Return the job runner; raise ApiError 404 `jobs_off` if the server was started without a folder for jobs."""
     if service.jobs is None:
         raise ApiError(404, "jobs_off", "this server runs no jobs; start it with --jobs-folder DIR and --root DIR")
     return service.jobs
 
 
 def answer(job: Job) -> dict[str, Any]:
-    """A job as clients see it: with the patterns they gave instead of every shard."""
+    """Make the answer for a job: with the client's patterns instead of every shard."""
     progress = {name: getattr(job.progress, name) for name in ProgressAnswer.model_fields if name != "notes"}
     notes = [{"number": note.number, "text": note.text} for note in job.progress.notes]
     hidden = ("shards", "asked", "classes_digest")
@@ -272,7 +272,7 @@ def answer(job: Job) -> dict[str, Any]:
 
 
 def _settings(body: JobRequest, service: Service, jobs: JobRunner) -> dict[str, Any]:
-    """The record of a request: everything that the tables depend on, with its shards by their real names."""
+    """Make the record of a request: everything that the tables depend on, with the real names of its shards."""
     given = {name: getattr(body, name) for name in JOB_SETTINGS if name != "tasks"}
     try:
         settings = AnnotateSettings(tasks=read_tasks(body.task), **given).to_dict()

@@ -29,10 +29,10 @@ class _File:
     tag: str
 
 
-SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")  # of the package fastapi-offline
+SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")  # files of the package fastapi-offline
 _DOCS_POLICY = HEADERS["Content-Security-Policy"].replace(
     "style-src 'self'", "style-src 'self' 'unsafe-inline'"
-)  # Swagger UI sets styles of its elements
+)  # Swagger UI sets inline styles
 
 
 def _load() -> dict[str, _File]:
@@ -70,7 +70,7 @@ async def static(request: Request, name: Annotated[str, Path(max_length=100)]) -
 
 
 def _answer(request: Request, name: str) -> Response:
-    """Send the file, or 304 if the browser has this version; it asks every time."""
+    """Send the file, or 304 if the browser has this version; browsers ask every time."""
     file = _FILES.get(name)
     if file is None:
         raise ApiError(404, "not_found", "there is no such file")

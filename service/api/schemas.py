@@ -7,18 +7,18 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from noisegate.service.runs.judging import Neighbour, Predicted
 
-MAX_KEY_CHARS = 1024  # a key comes back in the answer; keys in shards are paths, which are shorter
+MAX_KEY_CHARS = 1024  # the answer repeats the key; keys in shards are paths, which are shorter
 
 
 def _text(value: Any) -> str:
-    """Any string, lone surrogates included: a bad caption is a status of its item and does not fail the request."""
+    """Accept any string, even with lone surrogates: a bad caption is a status of its item and does not fail the request."""
     if not isinstance(value, str):
         raise ValueError("should be a string")
     return value
 
 
 def _key(value: Any) -> str:
-    """A string that can be returned in the answer, which is UTF-8 and bounded."""
+    """Check that a string can be returned in the answer: valid UTF-8 and not too long."""
     if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value[:MAX_KEY_CHARS]):
         raise ValueError("should be a string without lone surrogates")
     if len(value) > MAX_KEY_CHARS:
@@ -226,5 +226,5 @@ MEANING = {
 
 
 def problems(*statuses: int, meaning: Mapping[int, str] = MEANING) -> dict[int | str, dict[str, Any]]:
-    """The documented error answers of a route; `meaning` describes each status."""
+    """Make the documented error answers of a route; `meaning` describes each status."""
     return {status: {"model": Problem, "description": meaning[status]} for status in statuses}

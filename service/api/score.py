@@ -80,7 +80,7 @@ async def _score(service: Service, body: ScoreBody, client: str) -> dict[str, An
     await judge.prepare()
     async with service.fetcher.pictures(body.urls) as pictures:
         embedded = await service.engine.embed(fill_pictures(body.items, pictures), client)
-    scores = await asyncio.to_thread(service.scorer.score, embedded)  # milliseconds, which others need not wait
+    scores = await asyncio.to_thread(service.scorer.score, embedded)  # in a thread, so that others need not wait
     results = pair_results(wanted, embedded, scores, judge.is_needed)
     if judge.is_needed:
         judged = await asyncio.to_thread(judge.judge, embedded)
@@ -99,7 +99,7 @@ async def _score(service: Service, body: ScoreBody, client: str) -> dict[str, An
 def pair_results(
     wanted: ScoreRequest, embedded: Sequence[Embedded], scores: Sequence[Mapping[str, Any]], labels: bool
 ) -> list[dict[str, Any]]:
-    """One result per pair. With labels to judge, a missing caption is a flag only, as in a run with both tasks."""
+    """Make one result per pair. With labels to judge, a missing caption is only a flag, as in a run with both tasks."""
     results = []
     for pair, item, scored in zip(wanted.pairs, embedded, scores, strict=True):
         only_text = labels and item.image_status == "ok" and item.status != "ok"
@@ -141,7 +141,7 @@ def _add_verdict(result: dict[str, Any], verdict: Judged) -> None:
 
 
 class _LabelJudge:
-    """Asks the class set and the finished run that a request names to judge its labels."""
+    """Judge the labels of a request by the class set and the finished run that it names."""
 
     def __init__(self, service: Service, wanted: ScoreRequest) -> None:
         self._service, self._wanted = service, wanted
@@ -150,7 +150,7 @@ class _LabelJudge:
         self._run: FinishedRun | None = None
 
     async def prepare(self) -> None:
-        """Find both before anything is embedded: an unknown name must not take up room in the queue."""
+        """Find class set and run before anything is embedded: an unknown name must not take places in the queue."""
         if self._wanted.classes is not None:
             self._classes = self._service.class_sets.get(self._wanted.classes)
         if self._wanted.against is not None:

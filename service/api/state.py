@@ -31,7 +31,7 @@ class Service:
     browser: Browser = field(init=False)
     fetcher: Fetcher = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    failure: str | None = None  # why it can never become ready
+    failure: str | None = None  # why the service can never become ready
 
     def __post_init__(self) -> None:
         self.browser = Browser(self.settings.limits)
@@ -47,5 +47,5 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service behind a request."""
+    """Return the service that handles a request."""
     return cast(Service, request.app.state.service)

@@ -199,7 +199,7 @@ RunBrowser = Annotated[Browser, Depends(_browser)]
 
 @contextmanager
 def api_errors() -> Iterator[None]:
-    """Turn errors of the tables into answers; messages that name files of this machine are not passed on."""
+    """Turn errors of the tables into API errors, without messages that name files of this machine."""
     try:
         yield
     except ConfigError as error:

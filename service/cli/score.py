@@ -158,7 +158,7 @@ def _collect_pairs(image: str | None, captions: Sequence[str], source: str | Non
 
 
 def _read_images(pairs: Sequence[tuple[str, str]]) -> list[bytes | Path]:
-    """Paths of the pictures, or the bytes of standard input; raises ConfigError for a URL."""
+    """Return paths of the pictures, or the bytes of standard input; raise ConfigError for a URL."""
     for image, _ in pairs:
         if image.lower().startswith(URLS):
             raise ConfigError.of("image", image, "is a URL, which only a service fetches; give --url, or a file")
@@ -194,7 +194,7 @@ def _ask(url: str, api_key: str | None, pairs: Sequence[tuple[str, str]], output
 def read_pairs(source: str) -> list[tuple[str, str]]:
     """Read (image, text) rows from a CSV file, JSON lines (text that begins with `{`), or standard input (`-`).
 
-    Columns are image (or path, file) and text (or caption); others are ignored. Raises ConfigError with the line.
+    Columns are image (or path, file) and text (or caption); other columns are ignored. Raises ConfigError with the line number.
     """
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
@@ -249,7 +249,7 @@ def _find_column(row: Mapping[str, Any], names: tuple[str, ...], source: str, li
 
 
 def scale_ends(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of the scale: tenths, with a little room around all values.
+    """Choose the ends of the scale: tenths, with a little room around all values.
 
     >>> scale_ends([0.215, 0.31]), scale_ends([-0.98, 1.0])
     ((0.1, 0.4), (-1.0, 1.0))
@@ -259,7 +259,7 @@ def scale_ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def scale(similarity: float, beta: float | None, low: float, high: float, width: int) -> str:
-    """Draw a line from `low` to `high` with a point at the similarity and a β; the point wins where both fall together.
+    """Draw a line from `low` to `high` with a point at the similarity and a β; if both coincide, only the point is drawn.
 
     >>> scale(0.31, 0.215, 0.1, 0.4, 13)
     '─────β──●────'
@@ -281,7 +281,7 @@ def print_scores(answer: Mapping[str, Any], output: Output, *, title: str, with_
     value = (answer["beta"] or {}).get("value")
     known = [r["similarity"] for r in results if r["similarity"] is not None]
     ends = scale_ends([*known, *([] if value is None else [value])]) if known else (0.0, 1.0)
-    wide = output.console.width  # the scale takes a fifth of it, beside names of images half of that
+    wide = output.console.width  # the scale takes a fifth of the width, or a tenth beside image names
     width = max(13, min(60, wide // 5)) // (2 if with_image else 1)
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("similarity", justify="right", style="cyan")

@@ -1,4 +1,4 @@
-"""`noisegate serve`: its flags are made from the fields of `Settings`, and only when this command is asked for."""
+"""`noisegate serve`: its flags are made from the fields of `Settings`, only when this command runs or shows its help."""
 
 import inspect
 import sys
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 class ServeCommand(Command):
-    """Takes its flags from `Settings` as soon as something asks for them: a call, its help, a shell's completion."""
+    """A command that makes its flags from `Settings` when they are needed: for a call, its help, a shell's completion."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         require_extra("service", "noisegate serve")
@@ -49,7 +49,7 @@ def serve() -> None:
 
 @cache
 def _flags() -> tuple[list[Any], Any]:
-    """The command's parameters and the function that takes them."""
+    """Make the command's parameters and the function that takes them."""
     from noisegate.service.settings import LISTEN, Settings
 
     parameters = {name: _flag(name, field) for name, field in Settings.model_fields.items()}
@@ -69,7 +69,7 @@ def _flags() -> tuple[list[Any], Any]:
 
 
 def _flag(name: str, field: "FieldInfo") -> inspect.Parameter:
-    """One field as a parameter; its default is only shown, so that environment and file are asked where it is not given."""
+    """Make a parameter of one field; its default is only shown, because a missing flag is read from environment or file."""
     kinds = [kind for kind in get_args(field.annotation) or [field.annotation] if kind is not NoneType]
     kind: Any = kinds[0]
     if get_origin(field.annotation) is list:
@@ -92,7 +92,7 @@ def _parameter(name: str, kind: Any, flags: list[str], text: str, panel: str) ->
 
 
 def _show_default(value: Any) -> str:
-    """A default as the help shows it; nothing for flags, lists and None.
+    """Format a default for the help; empty for flags, lists and None.
 
     >>> [_show_default(value) for value in (False, None, [], "auto", 30.0, 8765, 20_000, 64 << 20)]
     ['', '', '', 'auto', '30', '8765', '20,000', '64 MiB']

@@ -1,4 +1,4 @@
-"""Scores from a running service, from Python.
+"""Python client of a running service.
 
     from noisegate.service.client import Client
 
@@ -7,8 +7,8 @@
             print(score.status, score.similarity, score.osa_weight)
 
 `AsyncClient` is the same with `await`. Needs httpx only, neither torch nor fastapi. `clients.py` sends, `requests.py`
-builds requests and retries, `batches.py` cuts pairs into requests, `answers.py` holds what comes back, `job_events.py`
-follows jobs.
+builds requests and retries, `batches.py` cuts pairs into requests, `answers.py` defines the results, `job_events.py` follows
+jobs.
 """
 
 from .answers import Embedding, Embeddings, Job, Neighbour, Predicted, Score, ScorerFacts, Scores, ServiceError

@@ -1,4 +1,4 @@
-"""What comes back from the service, as values with names; and what goes wrong, as one kind of error."""
+"""Answers of the service as named values, and its failures as one type of error."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ from noisegate.pipeline.errors import NoisegateError
 
 
 class ServiceError(NoisegateError):
-    """The service refused, failed or was not there.
+    """The service refused a request, failed, or could not be reached.
 
-    `code` is the service's own (`overloaded`, `unauthorized`, `unknown_run`, …), or `unreachable`, `timeout` and
-    `bad_answer` where it did not get to say one. `request_id` finds the request in its logs.
+    `code` is the service's own (`overloaded`, `unauthorized`, `unknown_run`, …), or `unreachable`, `timeout` or `bad_answer` if
+    the service sent no code. `request_id` finds the request in its logs.
     """
 
     def __init__(self, code: str, message: str, request_id: str | None = None, status: int | None = None) -> None:
@@ -25,7 +25,7 @@ class ServiceError(NoisegateError):
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A sample of the run that was asked against, and its cosine with the new one."""
+    """A neighbour of a new sample in the run it was compared with, and their cosine."""
 
     key: str
     shard: str | None = None
@@ -45,7 +45,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Score:
-    """One result; the names are the weight table's columns, None where nothing was asked for or nothing is known."""
+    """One result, named as the weight table's columns; None for values that were not requested or are not known."""
 
     status: str
     error: str | None = None
@@ -74,7 +74,7 @@ class Score:
 
     @classmethod
     def from_dict(cls, plain: Any) -> "Score":
-        """From the service's JSON; names that a newer service adds are left out."""
+        """Read the service's JSON; fields that a newer service adds are left out."""
         values = _known(cls, as_object(plain, "a result"))
         if not isinstance(values.get("status"), str):
             raise ServiceError("bad_answer", "a result has no status; is this a noisegate service?")
@@ -87,7 +87,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores(Sequence[Score]):
-    """All results in the order of the pairs, and what they were measured with."""
+    """All results in the order of the pairs, and the scorer that made them."""
 
     results: tuple[Score, ...]
     beta: Mapping[str, Any] | None = None
@@ -117,7 +117,7 @@ class Embedding:
 
     @classmethod
     def from_dict(cls, plain: Any) -> "Embedding":
-        """From the service's JSON: a list of numbers, or base64 of little-endian float32."""
+        """Read the service's JSON: a list of numbers, or base64 of little-endian float32."""
         values = _known(cls, as_object(plain, "an embedding"))
         row = values.get("embedding")
         if isinstance(row, str):
@@ -134,7 +134,7 @@ class Embeddings:
 
 
 class ScorerFacts(TypedDict):
-    """Who scores, as GET /v1/scorer says it."""
+    """Facts about the service's scorer, from GET /v1/scorer."""
 
     scorer: str
     identity: dict[str, Any]
@@ -168,14 +168,14 @@ class Job(TypedDict):
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:
-    """The value itself where it is a JSON object."""
+    """Return the value if it is a JSON object, else raise ServiceError."""
     if not isinstance(value, dict):
         raise ServiceError("bad_answer", f"{what} is no JSON object; is this a noisegate service?")
     return value
 
 
 def as_list(value: Any, what: str) -> list[Any]:
-    """The value itself where it is a JSON list."""
+    """Return the value if it is a JSON list, else raise ServiceError."""
     if not isinstance(value, list):
         raise ServiceError("bad_answer", f"{what} is no JSON list; is this a noisegate service?")
     return value

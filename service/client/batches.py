@@ -1,4 +1,4 @@
-"""Batches: pairs become request bodies within the server's limits, and the answers are put back in the order of the pairs."""
+"""Cut pairs into request bodies within the server's limits, and collect the answers in the order of the pairs."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 @dataclass(frozen=True)
 class Pair:
-    """A picture (path, URL, bytes of an image file, or PIL image) and a text; a class label where there is one."""
+    """A picture (path, URL, bytes of an image file, or PIL image) and a text; optionally a class label."""
 
     image: Any
     text: str | None = None
@@ -60,7 +60,7 @@ class RequestBatch:
 
 
 def image_bytes(image: Any) -> bytes:
-    """The image file's bytes; a PIL image becomes a PNG, which loses nothing."""
+    """Return the image file's bytes; a PIL image becomes a lossless PNG."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):
@@ -74,7 +74,7 @@ def image_bytes(image: Any) -> bytes:
 
 
 def item_json(pair: AnyPair) -> bytes:
-    """An item of /v1/score as JSON; raises OSError where the picture's file cannot be read."""
+    """Make an item of /v1/score as JSON; raise OSError if the picture's file cannot be read."""
     pair = pair if isinstance(pair, Pair) else Pair(*pair)
     item: dict[str, Any] = {}
     if isinstance(pair.image, str) and pair.image.lower().startswith(URLS):
@@ -86,28 +86,28 @@ def item_json(pair: AnyPair) -> bytes:
 
 
 def pair_batches(pairs: Iterable[AnyPair], sizes: BatchSizes, settings: Mapping[str, Any]) -> Iterator[RequestBatch]:
-    """Requests to /v1/score; `settings` go into each of them."""
+    """Make requests to /v1/score; each contains `settings`."""
     end = "]" + "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in settings.items()) + "}"
     return pack(map(_catch_os_errors(item_json), pairs), sizes, b'{"pairs": [', end.encode())
 
 
 def image_batches(images: Iterable[Any], sizes: BatchSizes) -> Iterator[RequestBatch]:
-    """Requests to /v1/embed for pictures."""
+    """Make requests to /v1/embed for pictures."""
     items = map(_catch_os_errors(lambda image: json.dumps(_base64(image)).encode("ascii")), images)
     return pack(items, sizes, b'{"encoding": "base64", "images": [', b"]}")
 
 
 def text_batches(texts: Iterable[str], sizes: BatchSizes) -> Iterator[RequestBatch]:
-    """Requests to /v1/embed for texts."""
+    """Make requests to /v1/embed for texts."""
     return pack(
         (json.dumps(text).encode("ascii") for text in texts), sizes, b'{"encoding": "base64", "texts": [', b"]}"
     )
 
 
 def pack(items: Iterable[bytes | Score], sizes: BatchSizes, start: bytes, end: bytes) -> Iterator[RequestBatch]:
-    """Cut items into request bodies, lazily, so that memory holds a few requests only.
+    """Cut items into request bodies lazily, so that only a few requests are in memory.
 
-    Items that failed already, or that are too large for any request, are listed in `failed` and not sent.
+    Items that have failed already, or are too large for any request, are listed in `failed` and not sent.
     """
     frame = len(start) + len(end)
     bodies: list[bytes] = []
@@ -146,7 +146,7 @@ def _catch_os_errors(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes | 
 
 
 class ScoreGatherer:
-    """Collects the answers of /v1/score in the order of the pairs; raises ServiceError when the scorer changes between two."""
+    """Collect the answers of /v1/score in the order of the pairs; raise ServiceError if the scorer changes between two."""
 
     def __init__(self, pairs: Iterable[Any], progress: Progress | None) -> None:
         self._total = len(pairs) if isinstance(pairs, Sized) else None
@@ -174,7 +174,7 @@ class ScoreGatherer:
 
 
 def gather_embeddings(answers: Iterable[tuple[RequestBatch, dict[str, Any]]], part: str) -> tuple[Embedding, ...]:
-    """Embeddings, in order, from answers of /v1/embed; `part` is "images" or "texts"."""
+    """Collect embeddings in order from answers of /v1/embed; `part` is "images" or "texts"."""
     rows_by_place: dict[int, Embedding] = {}
     for batch, answer in answers:
         if batch.places:

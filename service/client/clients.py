@@ -1,4 +1,4 @@
-"""The two clients: they send and wait; requests.py decides what is sent, when again, and what an outcome means."""
+"""The two clients, which send and wait; requests.py builds requests, decides when to retry, and interprets outcomes."""
 
 import asyncio
 import random
@@ -33,9 +33,9 @@ Answered = tuple[RequestBatch, dict[str, Any]]
 class Client(ClientBase):
     """A connection to a service; close it, or use it in a `with`. Safe to share between threads.
 
-    `timeout` is in seconds for one answer. Requests that were refused for now (429, 503) or lost with their connection
-    are sent again up to `retries` times, after as long as the service asks for; an answer to another request of this client
-    begins the count anew. Large lists go out in requests of at most `batch_items`, `in_flight` of them at a time.
+    `timeout` is in seconds for one answer. Requests that were refused for now (429, 503) or lost with their connection are sent
+    again up to `retries` times, after the time that the service asks for; an answer to another request of this client restarts
+    the count. Large lists go out in requests of at most `batch_items`, `in_flight` of them at a time.
     """
 
     _http: httpx.Client
@@ -87,17 +87,17 @@ class Client(ClientBase):
         return gatherer.scores()
 
     def embed(self, images: Iterable[Any] = (), texts: Iterable[str] = ()) -> Embeddings:
-        """Unit embeddings of pictures and texts, each on its own."""
+        """Embed pictures and texts separately, as unit vectors."""
         sizes = self._limits()
         pictures = gather_embeddings(self._pump("v1/embed", image_batches(images, sizes)), "images")
         return Embeddings(pictures, gather_embeddings(self._pump("v1/embed", text_batches(texts, sizes)), "texts"))
 
     def scorer(self) -> ScorerFacts:
-        """The scorer: identity, β with its interval, calibration, limits, class sets and runs."""
+        """Return the scorer: identity, β with its interval, calibration, limits, class sets and runs."""
         return cast(ScorerFacts, self._run(self._get("v1/scorer")))
 
     def jobs(self) -> list[Job]:
-        """All background jobs, oldest first."""
+        """List all background jobs, oldest first."""
         jobs: list[Job] = []
         while True:
             answer = self._run(self._get(f"v1/jobs?skip={len(jobs)}"))
@@ -107,22 +107,23 @@ class Client(ClientBase):
                 return jobs
 
     def job(self, job: str) -> Job:
-        """One job by its id."""
+        """Return one job by its id."""
         return cast(Job, self._run(self._get(job_path(job))))
 
     def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> Job:
         """Annotate shards in the background: `task`, `classes`, `beta`, `k`, … as in `noisegate annotate`.
 
-        The service runs no job of the same name and settings twice at a time, so that a lost answer may be asked for again.
+        The service never runs two jobs of the same name and settings at a time, so this call can be repeated if its answer is
+        lost.
         """
         return cast(Job, self._run(self._start_job(shards, name, settings)))
 
     def cancel_job(self, job: str) -> Job:
-        """Stop a job; what it wrote stays."""
+        """Stop a job; the tables it has written stay."""
         return cast(Job, self._run(self._post(f"{job_path(job)}/cancel", {})))
 
     def forget_job(self, job: str) -> None:
-        """Take a job that is over off the list; its tables stay on disk, and its name is free again."""
+        """Remove a job that is over from the list; its tables stay on disk, and its name is free again."""
         self._run(self._forget_job(job))
 
     def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
@@ -153,7 +154,7 @@ class Client(ClientBase):
         return self._sizes or self._limit_sizes(self.scorer())
 
     def _pump(self, path: str, todo: Iterator[RequestBatch]) -> Generator[Answered, None, None]:
-        """Send batches, a few at a time, and give their answers in order; after an error nothing more is sent."""
+        """Send batches, a few at a time, and yield their answers in order; after an error nothing more is sent."""
         stopped = Flag()
         waiting: deque[tuple[RequestBatch, Future[dict[str, Any]]]] = deque()
         with ThreadPoolExecutor(self._in_flight, thread_name_prefix="score") as pool:

@@ -1,4 +1,4 @@
-"""Follow a job by its server-sent events: parse the stream, reopen it when it breaks, know when the job is over."""
+"""Follow a job by its server-sent events: parse the stream, reopen it when it breaks, detect the job's end."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ class Event:
 
 @dataclass
 class EventReader:
-    """Parser of server-sent events: takes lines without line ends, returns an event at the blank line that ends it.
+    """Parse server-sent events: take lines without line ends, return an event at the blank line that ends it.
 
     >>> reader = EventReader()
     >>> [event for line in ("event: note", 'data: {"text": "hi"}', "") if (event := reader.feed(line))]
@@ -36,7 +36,7 @@ class EventReader:
     _lines: list[str] = field(default_factory=list)
 
     def feed(self, line: str) -> Event | None:
-        """The event that this line completes, or None; comments and unknown fields are ignored."""
+        """Return the event that this line completes, or None; comments and unknown fields are ignored."""
         if not line:
             return self._complete()
         name, _, value = line.partition(":")
@@ -52,7 +52,7 @@ class EventReader:
     def _complete(self) -> Event | None:
         kind, lines = self._kind, self._lines
         self._kind, self._lines = "message", []
-        if self._id is not None:  # only with a whole event: half of one is sent again
+        if self._id is not None:  # only for a complete event: an incomplete one is sent again
             self.last_id = self._id
         if not lines:
             return None
@@ -65,7 +65,7 @@ class EventReader:
 
 
 class JobWatch:
-    """State of one `wait_job`: the last event that came, and how many streams in a row brought nothing."""
+    """State of one `wait_job`: the last event received, and how many streams in a row brought no event."""
 
     silence = 60.0  # seconds without an event or heartbeat, after which the stream is opened again
 
@@ -79,11 +79,11 @@ class JobWatch:
         return {"Last-Event-ID": self._reader.last_id} if self._reader.last_id else {}
 
     def start_stream(self) -> None:
-        """Drop half an event of the previous stream."""
+        """Drop an incomplete event of the previous stream."""
         self._reader = EventReader(self._reader.last_id)
 
     def feed(self, line: str) -> bool:
-        """Handle one line of the stream; True when the job is over."""
+        """Handle one line of the stream; return True when the job is over."""
         self._failures = 0
         event = self._reader.feed(line)
         if event is None:
@@ -93,7 +93,7 @@ class JobWatch:
         return event.kind == "done"
 
     def pause(self, outcome: Outcome, request: httpx.Request) -> float:
-        """Seconds to wait before the next stream; raises ServiceError for an outcome that is final.
+        """Return seconds to wait before the next stream; raise ServiceError for a final outcome.
 
         A stream that ends without `done` means that the service shuts down; its job goes on after the restart.
         """
@@ -108,5 +108,5 @@ class JobWatch:
 
     @staticmethod
     def is_over(job: Mapping[str, Any]) -> bool:
-        """Whether the job's record says that it has ended."""
+        """Return whether the job's record says that it has ended."""
         return job.get("state", job.get("status")) in OVER

@@ -1,4 +1,4 @@
-"""Requests of both clients: how they are built, when they are sent again, and what a failure means. No network here."""
+"""Build the requests of both clients, decide when to send them again, and interpret failures. No network here."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Retry:
     """Exponential back-off: `retries` more tries, after `first` seconds, then twice as many each time, up to `longest`.
 
     Half of each wait is random, so that clients refused together do not come back together. A Retry-After of more than
-    `patience` seconds ends the tries. They are counted from the client's latest answer: a service that is busy with its other
-    requests goes on answering.
+    `patience` seconds ends the tries. Tries are counted from the client's latest answer, because a service that is busy with
+    its other requests still answers them.
     """
 
     retries: int = 5
@@ -41,9 +41,9 @@ class Retry:
             raise ConfigError.of("retries", self.retries, "is negative; use 5, or 0 for none")
 
     def wait(self, tries: int, outcome: Outcome, draw: float) -> float | None:
-        """Seconds to wait after try number `tries` ended with `outcome`; None: give up. `draw` is random in [0, 1).
+        """Return seconds to wait after try number `tries` ended with `outcome`; None: give up. `draw` is random in [0, 1).
 
-        A connection that broke after sending is tried again too: every request of the service may be repeated.
+        A request whose connection broke after sending is repeated too: every request of the service may be repeated.
         """
         if tries > self.retries or not _is_temporary(outcome):
             return None
@@ -61,12 +61,12 @@ def _is_temporary(outcome: Outcome) -> bool:
 
 
 def _is_answer_lost(outcome: Outcome) -> bool:
-    """Whether the request may have reached the service though no answer came back."""
+    """Return whether the request may have reached the service although no answer came back."""
     return isinstance(outcome, BROKEN) and not isinstance(outcome, NOT_SENT)
 
 
 def retry_after(response: httpx.Response, now: datetime | None = None) -> float | None:
-    """Seconds to wait by the Retry-After header, which holds a number or a date; None without one."""
+    """Read the seconds to wait from the Retry-After header, a number or a date; None without one."""
     text = response.headers.get("retry-after", "").strip()
     if text.isascii() and text.isdecimal():
         return float(text)
@@ -80,7 +80,7 @@ def retry_after(response: httpx.Response, now: datetime | None = None) -> float 
 
 @dataclass
 class Answers:
-    """How many requests of a client were answered."""
+    """Counter of a client's answered requests."""
 
     count: int = 0
 
@@ -90,7 +90,7 @@ def send_until_answered(
 ) -> Flow:
     """Yield the request to send, or seconds to wait, until it is answered; return the answer's JSON.
 
-    `carried_out` is an error code that means success after a lost answer: an earlier try did what was asked.
+    `carried_out` is an error code that means success after a lost answer: an earlier try did the work.
     """
     lost, tries, answered = False, 0, answers.count
     while True:
@@ -110,7 +110,7 @@ def send_until_answered(
 
 
 def to_error(outcome: Outcome, request: httpx.Request) -> ServiceError:
-    """The error that a failed outcome means."""
+    """Turn a failed outcome into an error."""
     if isinstance(outcome, httpx.TimeoutException) and not isinstance(outcome, NOT_SENT):
         return ServiceError("timeout", f"no answer from {_place(request)} in time; use a longer timeout")
     if not isinstance(outcome, httpx.Response):
@@ -144,7 +144,7 @@ def _text(value: Any) -> str | None:
 
 
 class ClientBase:
-    """What both clients share: they build requests here and differ only in how they send them."""
+    """Common base of both clients, which builds requests; the clients differ only in how they send them."""
 
     _http: httpx.Client | httpx.AsyncClient
 
@@ -177,7 +177,7 @@ class ClientBase:
         return self._post("v1/jobs", body)
 
     def _limit_sizes(self, scorer: Mapping[str, Any]) -> BatchSizes:
-        """Batch sizes within the limits that /v1/scorer reports."""
+        """Return batch sizes within the limits that /v1/scorer reports."""
         limits = scorer.get("limits")
         self._sizes = self._wanted.limit_to(limits if isinstance(limits, Mapping) else {})
         return self._sizes
@@ -190,17 +190,17 @@ class ClientBase:
 
 
 def job_path(job: str) -> str:
-    """The path of a job, with its id quoted."""
+    """Return the path of a job, with its id quoted."""
     return f"v1/jobs/{quote(job, safe='')}"
 
 
 def comparison(classes: str | None, against: str | None) -> dict[str, str]:
-    """The settings of /v1/score that name a class set and a finished run."""
+    """Make the settings of /v1/score that name a class set and a finished run."""
     return {name: value for name, value in (("classes", classes), ("against", against)) if value is not None}
 
 
 def connection_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
-    """Options of the httpx client; the key goes to this service only, since httpx follows no redirect."""
+    """Make options of the httpx client; the key is sent to this service only, because httpx follows no redirects."""
     if not url.lower().startswith(("http://", "https://")):
         raise ConfigError.of("url", url, "is not the address of a service; use one such as http://127.0.0.1:8765")
     try:

@@ -1,4 +1,4 @@
-"""Decide which requests to admit, by how long they would wait, and tell the others when to come back."""
+"""Decide which requests to admit, by how long they would wait, and tell refused clients when to retry."""
 
 import math
 import time
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from noisegate.service.errors import Overloaded
 
-MEMORY_SECONDS = 10.0  # of busy time: what completed longer ago hardly counts for the rate
+MEMORY_SECONDS = 10.0  # of busy time: earlier completions hardly count for the rate
 
-KEPT_SHARE = 16  # one in 16 places is kept free for clients with small requests
-SHORT_WAIT = 1.0  # seconds: nobody who would wait less is refused, as Retry-After has no smaller unit
+KEPT_SHARE = 16  # one in this many places is kept free for clients with small requests
+SHORT_WAIT = 1.0  # seconds; a request that would wait less is admitted, because Retry-After has no smaller unit
 
 
 class CompletionRate:
-    """Parts completed per second of work, from the latest completions.
+    """Rate of completed parts per second of work, from the latest completions.
 
     >>> now = 0.0
     >>> rate = CompletionRate(lambda: now)
@@ -28,14 +28,14 @@ class CompletionRate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._parts = self._seconds = 0.0
-        self._since: float | None = None  # start of work, or the completion before
+        self._since: float | None = None  # start of work, or the last completion
 
     def begin(self) -> None:
-        """Work has arrived where there was none."""
+        """Start the clock: work has arrived."""
         self._since = self._clock()
 
     def end(self) -> None:
-        """No work is left."""
+        """Stop the clock: no work is left."""
         self._since = None
 
     def add(self, parts: int) -> None:
@@ -48,20 +48,20 @@ class CompletionRate:
 
     @property
     def value(self) -> float | None:
-        """Parts per second; None before anything has completed."""
+        """Parts per second; None before the first completion."""
         waiting = 0.0 if self._since is None else self._clock() - self._since
         seconds = self._seconds + waiting
         return self._parts / seconds if self._parts and seconds > 0 else None
 
 
 class Admission:
-    """Counts the parts (pictures and texts) of admitted requests, by client. Refuses with the time to come back.
+    """Count the parts (pictures and texts) of admitted requests by client, and refuse with the time to retry.
 
-    A client's parts take turns with those of others, so that a request waits for its client's earlier ones, and for as many
-    of every other client. It may wait as long as behind one earlier request of its size (or for `SHORT_WAIT`), which keeps the
-    encoder busy without a queue that only makes answers late, and never over `max_wait` seconds; the first request of a client
-    may wait `first_wait`. It is also refused if there are more than `most` items. A request that joins a queue leaves as many
-    places free as its client then has, at most one of `KEPT_SHARE`: beside many large requests a small one gets in.
+    Clients take turns part by part, so a request waits for its client's earlier parts, and for as many parts of every other
+    client. It may wait as long as one earlier request of its size takes (or `SHORT_WAIT`), never over `max_wait` seconds: this
+    keeps the encoder busy without a queue that only delays answers. The first request of a client may wait `first_wait`. A
+    request is also refused if there are more than `most` items. A request that joins a queue must leave as many places free as
+    its client then has, but at most 1 / `KEPT_SHARE` of all: so a small request is admitted beside many large ones.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Admission:
 
     @property
     def items(self) -> int:
-        """Items admitted and not answered yet."""
+        """Number of items admitted and not answered yet."""
         return self._items.total()
 
     def admit(self, client: str, items: int, parts: int) -> None:
-        """Count a request; raises Overloaded with the seconds after which it would be admitted."""
+        """Admit a request and count it; raise Overloaded with the seconds after which it would be admitted."""
         rate = self._rate.value
         kept_free = min(self._items[client] + items, self._most // KEPT_SHARE) if self.items else 0
         missing = self.items + items + kept_free - self._most
@@ -98,7 +98,7 @@ class Admission:
         self._parts[client] += parts
 
     def expect_wait(self, client: str, parts: int, own: int | None = None) -> float:
-        """Seconds that a request of `parts` would wait before it is its turn alone, if its client has `own` parts before it."""
+        """Estimate the seconds that a request of `parts` waits for others, if its client has `own` parts before it."""
         rate, own = self._rate.value, self._parts[client] if own is None else own
         before = own + sum(min(count, own + parts) for other, count in self._parts.items() if other != client)
         return before / rate if rate else 0.0
@@ -109,7 +109,7 @@ class Admission:
         self._take(self._parts, client, parts)
 
     def leave(self, client: str, items: int, parts: int) -> None:
-        """Forget a request that is answered or has failed; `parts` of it were not done."""
+        """Forget a request that was answered or has failed; `parts` of its parts were not done."""
         self._take(self._items, client, items)
         self._take(self._parts, client, parts)
 

@@ -1,4 +1,4 @@
-"""A queue that decides when a batch is ready to be encoded. It has no clock: times are passed in."""
+"""A queue that decides when a batch is ready to be encoded. It has no clock: callers pass the time."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class BatchQueue(Generic[T]):
-    """Items handed out in batches that weigh at most `size`: clients in turn, the items of each in order of arrival.
+    """A queue that returns items in batches of weight at most `size`: clients in turn, a client's items in order of arrival.
 
     An idle encoder gets all waiting items at once. A busy one gets a full batch, or the waiting items once the oldest has
     waited `wait` seconds. An item can leave the queue while it waits.
@@ -32,7 +32,7 @@ class BatchQueue(Generic[T]):
 
     @property
     def oldest(self) -> float | None:
-        """Arrival time of the item that has waited longest."""
+        """Arrival time of the oldest waiting item."""
         return next((arrived for arrived, _ in self._waiting.values()), None)
 
     def put(self, item: T, now: float, client: str = "", weight: int = 1) -> None:
@@ -56,7 +56,7 @@ class BatchQueue(Generic[T]):
         return items
 
     def due(self, now: float) -> float | None:
-        """Seconds until a busy encoder gets a batch: 0 for now, None if the queue is empty."""
+        """Return seconds until a busy encoder gets a batch: 0 for now, None if the queue is empty."""
         if self.oldest is None:
             return None
         return 0.0 if len(self) >= self.size else max(0.0, round(self.oldest + self.wait - now, 9))

@@ -17,10 +17,10 @@ from noisegate.service.errors import Unavailable
 from .fair_queue import FairQueue
 from .picture_cost import PictureCost, picture_cost
 
-TRIES = 2  # a worker may have been killed for another reason than its picture
+TRIES = 2  # the first worker may have been killed for another reason than its picture
 LARGE_PIXELS = 8_000_000  # larger pictures never take all workers at once
-PIXELS_PER_BYTE = 4  # of the file: padded headers take as long as pixels, 2 MB of them up to 0.8 s
-SLOWEST = 5e6  # pixels per second; a sixth of what the slowest format measured needs
+PIXELS_PER_BYTE = 4  # of the file: long headers take as much time as pixels, up to 0.8 s for 2 MB
+SLOWEST = 5e6  # pixels per second; a sixth of the rate of the slowest format measured
 
 
 @dataclass(eq=False)
@@ -37,12 +37,12 @@ class _Turn:
 
 
 class Decoder:
-    """Decodes as the batch job does, one picture per task; the client that had the fewest pixels comes first.
+    """Decode as the batch job does, one picture per task; the client with the fewest pixels so far comes first.
 
     A picture whose worker dies or does not finish in `seconds` (more for a large one) is tried once more, and then becomes a
-    `bad_image`. Pictures that are decoded at once take at most `memory` bytes; one that needs over half of it, or has more than
-    `pixels` in all its scans, is `too_large`. A picture waits while the encoders have no room for its client;
-    `begin_turns` looks again.
+    `bad_image`. Pictures decoded at the same time take at most `memory` bytes; a picture that needs over half of it, or has
+    more than `pixels` in all its scans, is `too_large`. A picture waits while the encoders have no room for its client; call
+    `begin_turns` when they have.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Decoder:
         return [] if self.pids or not self._workers else ["the decoders are restarting"]
 
     async def decode(self, image: bytes, client: str = "", cost: PictureCost | None = None) -> Decoded:
-        """The picture's `pixels`, or the status and error of the table. A large one brings its cost, which takes a while."""
+        """Return the picture's `pixels`, or the table's status and error. Pass `cost` for a large picture: it is slow to find."""
         cost = cost or picture_cost(image, self._options.limits.max_pixels)
         sample = RawSample("", 0, {"jpg": image}, ["jpg"])
         if problem := self._find_problem(cost):
@@ -127,12 +127,12 @@ class Decoder:
             if self._workers
             else self._thread.submit(lambda: pool.submit([sample]).result())
         )
-        # not when the request ends, which may be earlier: the worker goes on
+        # not when the request ends: the worker may go on after that
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end_turn, turn))
         return await asyncio.wrap_future(future)
 
     def begin_turns(self) -> None:
-        """Give free workers the next pictures; one more than workers, so that none waits for this loop."""
+        """Give free workers the next pictures, and one more, so that no worker waits for this loop."""
         while len(self._running) < self._workers + 1:
             turn = self._waiting.take(self._fits)
             if turn is None:

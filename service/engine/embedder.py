@@ -1,4 +1,4 @@
-"""The embedder of one machine: admits items, decodes and encodes them in batches shared by all requests, answers in order."""
+"""The embedder of one machine: admit items, decode and encode them in batches of all requests, answer in order."""
 
 import asyncio
 import contextlib
@@ -29,28 +29,28 @@ from .items import Embedded, Item
 from .picture_cost import PictureCost, picture_cost
 
 Row = NDArray[np.float32]
-FULL_SHARE = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
-AHEAD_BATCHES = 4  # per encoder, of decoded pictures that may wait
+FULL_SHARE = 0.9  # of queue_items: above it /readyz is not ready, so that new clients go elsewhere
+AHEAD_BATCHES = 4  # batches of decoded pictures that may wait, per encoder
 LARGE = 1 << 20  # bytes of pictures from which reading their headers moves to a thread
-KNOWN_TEXTS = 4096  # embedded texts that are kept, by their digests: a few MB however long they are
+KNOWN_TEXTS = 4096  # cached embeddings of texts, by digest: a few MB however long the texts are
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One picture or one text: its unit row, or why it has none."""
+    """One picture or one text: its unit row, or the reason why it has none."""
 
     row: Row | None
     status: str = "ok"
     error: str | None = None
     sha256: bytes | None = None
-    truncated: bool = False  # a text longer than the model reads
+    truncated: bool = False  # the text is longer than the model's context
 
 
 @dataclass
 class _Work:
-    """The parts of a request, each once: pictures with their costs, and texts with their digests.
+    """The distinct parts of a request: pictures with their costs, and texts with their digests.
 
-    `fresh` texts were not known when it was admitted; `left` counts the parts still to be done.
+    `fresh` texts were not in the cache at admission; `left` counts the parts still to be done.
     """
 
     client: str
@@ -135,7 +135,7 @@ class LocalEmbedder:
 
     @property
     def fatal(self) -> str | None:
-        """Why the service can never work, if that is known."""
+        """The reason why the service can never work, if known."""
         return self._encoders.fatal
 
     @property
@@ -181,7 +181,7 @@ class LocalEmbedder:
                 raise MismatchError.of("model", ready.identity.model, problem)
 
     def _has_room(self, client: str) -> bool:
-        """Whether a picture of the client may be decoded: few wait for the encoders, or none of this client."""
+        """Return whether a picture of the client may be decoded: few wait for the encoders, or none of this client."""
         few = AHEAD_BATCHES * self._devices * (self._ready.batch_size if self._ready else 1)
         is_free = self._encoders.waiting("images") < few or not self._encoders.has_picture(client)
         return is_free and self._encoders.waiting_bytes < self._settings.ahead_bytes
@@ -213,7 +213,7 @@ class LocalEmbedder:
         return np.stack(rows) if rows else np.zeros((0, width), np.float32)
 
     async def _find_costs(self, items: Sequence[Item]) -> dict[bytes, PictureCost]:
-        """The pictures and their costs; raises ApiError 413 if they would keep the decoders busy for too long."""
+        """Return the pictures and their costs; raise ApiError 413 if they would keep the decoders busy for too long."""
         images = list({item.image: None for item in items if item.image is not None})
         most = self._settings.max_request_pixels
 
@@ -222,7 +222,7 @@ class LocalEmbedder:
 
         large = sum(map(len, images)) > LARGE
         costs = await asyncio.to_thread(find_all) if large else find_all()
-        # a picture that is over it alone is too_large
+        # a single picture over the limit is too_large
         pixels = sum(cost.pixels for cost in costs.values() if cost.pixels <= most)
         if pixels > most:
             problem = f"pictures of {pixels:,} pixels in one request; max_request_pixels={most}: send fewer at once"
@@ -256,13 +256,13 @@ class LocalEmbedder:
         return _part("image", encoded, sample.image_sha256)
 
     async def _embed_captions(self, work: "_Work") -> dict[str, _Part]:
-        """Embed texts, from memory if they are among the latest."""
+        """Embed texts; recent texts come from the cache."""
         encoded = {text: self._known[digest] for text, digest in work.texts.items() if digest in self._known}
         fresh = [text for text in work.texts if text not in encoded]
         encoded |= zip(fresh, await self._encode("texts", fresh, work.client), strict=True)
         self._complete(work, work.fresh)
         for text, digest in work.texts.items():
-            if encoded[text].error is None:  # a text that the model failed on may work the next time
+            if encoded[text].error is None:  # do not cache a failure: the model may succeed the next time
                 self._known[digest] = encoded[text]
                 self._known.move_to_end(digest)
         while len(self._known) > KNOWN_TEXTS:
@@ -274,7 +274,7 @@ class LocalEmbedder:
         self._admission.complete(work.client, parts)
 
     async def _encode(self, kind: Kind, payloads: Sequence[Any], client: str) -> list[EncodedRow]:
-        """The row of each payload; if the request is cancelled, its tasks leave the queue."""
+        """Encode each payload to a row; if the request is cancelled, its tasks leave the queue."""
         loop = asyncio.get_running_loop()
         tasks = [
             EncodeTask(kind, payload, loop.create_future(), client, size=getattr(payload, "nbytes", 0))
@@ -301,7 +301,7 @@ async def _run_all(*jobs: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 def _caption(item: Item, limits: Limits) -> str | _Part:
-    """The caption, read as one in a shard's json, or why it cannot be used."""
+    """Return the caption, with the rules for a shard's json, or the reason why it cannot be used."""
     try:
         if item.text_problem is not None:
             raise BadSample(*item.text_problem)
@@ -327,7 +327,7 @@ def _picture_of(item: Item, pictures: dict[bytes, _Part]) -> _Part:
 def _join(pairs: Iterable[tuple[_Part, _Part]]) -> list[Embedded]:
     """Join each picture with its text, by the rules of the table.
 
-    A part that could not be read counts before one that could not be embedded, the picture before the text.
+    An error of reading is reported before an error of embedding, the picture's before the text's.
     """
     results = []
     for image, text in pairs:

@@ -1,6 +1,6 @@
 """Start, watch and restart the encoder processes of all devices, and keep them busy with batches.
 
-Each has at most two batches: the one it encodes, and the next one.
+Each process has at most two batches: the one it encodes, and the next one.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from .encoder_process import EncodeReply, EncodeRequest, EncoderProcess, Kind, M
 Row = NDArray[np.float32]
 log = logging.getLogger("noisegate.encoders")
 
-OUTSTANDING = 2  # batches per process: it receives the next one before it has ended the first
-SHORT_SECONDS = 0.01  # how long before that end; shorter batches are no longer limited. Chosen
+OUTSTANDING = 2  # batches per process: it receives the next one before the first is done
+SHORT_SECONDS = 0.01  # chosen; the next batch is sent this long before the end of the first
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
-CHARS_PER_WEIGHT = 1000  # of a text; 20,000 characters take 5 to 20 times as long as a few words (embedded model)
-BATCH_FACTOR = 3  # a batch takes at most this many times a single item, so that who comes next waits little. Chosen
-HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
-LOOK_SECONDS = 0.25  # between two looks for processes that hang
-STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
+CHARS_PER_WEIGHT = 1000  # of a text; 20,000 characters take 5 to 20 times the time of a few words (embedded model)
+BATCH_FACTOR = 3  # chosen; a batch takes at most this many times one item's time, so that the next client waits little
+HANG_FACTOR = 4  # chosen, see the benchmark; without an answer for this many times the slowest batch, a process hangs
+LOOK_SECONDS = 0.25  # between two checks for processes that hang
+STEADY = 60.0  # seconds alive after which a failure does not count as consecutive
 
 
 class EncodedRow(NamedTuple):
-    """The row of a picture or text, why the model failed on it, and whether it is a text longer than the model reads."""
+    """The row of a picture or text, the model's error on it, and whether a text is longer than the model's context."""
 
     row: Row
     error: str | None = None
@@ -58,13 +58,13 @@ class EncodeTask:
     size: int = 0
 
     def __post_init__(self) -> None:
-        # how long it takes, as a multiple of a picture or a short text: tokenizers read long ones to their end
+        # time as a multiple of a picture's or a short text's: tokenizers read long texts to their end
         self.weight = 1 + (len(self.payload) // CHARS_PER_WEIGHT if self.kind == "texts" else 0)
 
 
 @dataclass(eq=False)
 class _Slot:
-    """One device: its process, if it runs, and the batches that the process has."""
+    """One device: its process, if running, and the batches that the process has."""
 
     spec: ModelSpec
     process: EncoderProcess | None = None
@@ -72,15 +72,15 @@ class _Slot:
     outstanding: dict[int, list[EncodeTask]] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = 0.0
-    busy_since: float = 0.0  # when it began with its first outstanding batch
-    single_seconds: dict[Kind, float] = field(default_factory=dict)  # of the warm-up, for one picture and one text
-    slowest: float = 0.0  # seconds of its slowest batch
+    busy_since: float = 0.0  # when the process began its first outstanding batch
+    single_seconds: dict[Kind, float] = field(default_factory=dict)  # in the warm-up, for one picture and one text
+    slowest: float = 0.0  # seconds of the process's slowest batch
     reason: str = "the model is loading"
     failed: ModelFailed | None = None
 
 
 class EncoderPool:
-    """Encodes tasks on all devices. All methods are called on the event loop.
+    """Encode tasks on all devices. All methods are called on the event loop.
 
     `on_ready` is awaited with the report of a new process before it gets tasks; `on_change` is called when the queue changes.
     A process that is silent for `hang_seconds`, and for several times its slowest batch, is killed and started again.
@@ -102,8 +102,8 @@ class EncoderPool:
         self._measure, self._threads, self._metrics, self._hang_seconds = measure, threads, metrics, hang_seconds
         self._on_ready, self._on_change = on_ready, on_change
         self._queues: dict[Kind, BatchQueue[EncodeTask]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
-        self._item_seconds: dict[Kind, float] = {}  # of the latest batches
-        self._largest = 1  # batch that the model takes
+        self._item_seconds: dict[Kind, float] = {}  # seconds per item of the latest batches
+        self._largest = 1  # largest batch of the model
         self._numbers = itertools.count()
         self._last_batch: dict[Kind, int] = {"images": -2, "texts": -1}  # number of the latest batch
         self._tasks: list[asyncio.Task[None]] = []
@@ -234,7 +234,7 @@ class EncoderPool:
     async def _accept_model(self, slot: _Slot, ended: asyncio.Event, ready: ModelReady) -> None:
         self._largest = ready.batch_size
         for queue in self._queues.values():
-            queue.size = min(BATCH_FACTOR, ready.batch_size)  # until its batches are measured
+            queue.size = min(BATCH_FACTOR, ready.batch_size)  # until batches have been measured
         try:
             await self._on_ready(ready)
         except NoisegateError as error:
@@ -263,7 +263,7 @@ class EncoderPool:
     # --- batches ----------------------------------------------------------------------------------------------------
 
     def _plan_pump(self) -> None:
-        """Look for batches at the end of this turn of the event loop, when all its tasks have arrived."""
+        """Send batches at the end of this turn of the event loop, when all its tasks have arrived."""
         if not self._pump_planned:
             self._pump_planned = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -282,7 +282,7 @@ class EncoderPool:
             if (pause := self._pause(slot, now)) > 0:
                 self._pump_after(pause)
                 return
-            # pictures and texts in turn: a queue of one kind does not hold up the other
+            # pictures and texts in turn: a queue of one kind does not block the other
             kinds = sorted(
                 (kind for kind, queue in self._queues.items() if len(queue)), key=self._last_batch.__getitem__
             )
@@ -299,8 +299,9 @@ class EncoderPool:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._pump)
 
     def _pause(self, slot: _Slot, now: float) -> float:
-        """Seconds until a process gets its next batch: shortly before it ends the one it has, so that an item that comes
-        in the meantime need not wait for two batches; less than 0 if it has none.
+        """Return seconds until a process gets its next batch; less than 0 if it has none.
+
+        That is shortly before it finishes its batch, so that an item that arrives meanwhile need not wait for two batches.
         """
         batch = next(iter(slot.outstanding.values()), None)
         if batch is None:
@@ -342,7 +343,7 @@ def _weight(batch: Sequence[EncodeTask]) -> int:
 
 
 def _fit_batch(seconds: float, item_seconds: float, largest: int) -> int:
-    """How many items are encoded in so many seconds, at most `largest`.
+    """Return how many items can be encoded in `seconds`, at least 1 and at most `largest`.
 
     >>> _fit_batch(0.25, 0.03, 32), _fit_batch(0.25, 0.0001, 32), _fit_batch(0.25, 3.0, 32), _fit_batch(0.25, 0.0, 32)
     (8, 32, 1, 32)
@@ -355,14 +356,14 @@ def _worker_lost() -> Unavailable:
 
 
 def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
-    """The same model on each device: one name, several with commas, or `all` GPUs of this machine.
+    """Make a spec of the model per device: one name, several with commas, or `all` GPUs of this machine.
 
     >>> [s.device for s in specs_for(ModelSpec("embedded"), "cuda:0, cuda:1")]
     ['cuda:0', 'cuda:1']
     """
     names = [name.strip() for name in device.split(",") if name.strip()]
     if device == "all":
-        with ProcessPoolExecutor(1, spawn_context()) as other:  # torch stays out of this process
+        with ProcessPoolExecutor(1, spawn_context()) as other:  # so that this process does not import torch
             names = [f"cuda:{i}" for i in range(other.submit(_count_gpus).result())]
     if not names or len(set(names)) < len(names):
         raise ConfigError.of("device", device, "names no device, or one twice; use auto, cpu, or cuda:0,cuda:1")

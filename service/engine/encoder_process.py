@@ -31,7 +31,7 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The model is loaded and warm: `seconds` are those of one picture and of one text. `beta` is measured if asked for."""
+    """The model is loaded and warm. `seconds` are the times of one picture and of one text; `beta` is measured on request."""
 
     identity: Identity
     dimensions: int
@@ -60,9 +60,9 @@ class EncodeRequest:
 
 @dataclass
 class EncodeReply:
-    """Unit rows (N, d), zeros where the model gave none; `errors` by row number if the model failed on it.
+    """Unit rows (N, d), zeros if the model gave none; `errors` by row number for rows on which the model failed.
 
-    `truncated` are the numbers of texts that are longer than the model reads.
+    `truncated` are the numbers of texts that are longer than the model's context.
     """
 
     number: int
@@ -75,9 +75,9 @@ class EncodeReply:
 def run_encoder(connection: "Connection[Any, Any]", spec: Callable[[], Estimator], measure: bool, threads: int) -> None:
     """Main function of the process: load, warm up, report, encode until the service closes the pipe."""
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported
-    for number in (signal.SIGINT, signal.SIGTERM):  # the service handles signals to the group: it drains
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service handles signals to the group
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent()  # frees the memory of the device
+    exit_with_parent()  # so that the device's memory is freed
     try:
         model = as_estimator(spec)
         send(connection, _warm(model, measure))
@@ -116,14 +116,14 @@ def _warm(model: Estimator, measure: bool) -> ModelReady:
 
 
 def _time_second(encode: Callable[[], Rows]) -> tuple[Rows, float]:
-    """Encode twice and time the second: the first one compiles and allocates."""
+    """Encode twice and time the second run: the first one compiles and allocates."""
     encode()
     began = time.perf_counter()
     return encode(), time.perf_counter() - began
 
 
 def encode_request(model: Estimator, request: EncodeRequest) -> tuple[Rows, dict[int, str]]:
-    """Unit rows and errors of a batch; if the model fails, each item is tried alone, and those that fail get zeros."""
+    """Encode a batch to unit rows and errors; if the model fails, try each item alone; failing items get zeros."""
     encode: Callable[[Any], Rows] = model.encode_pixels if request.kind == "images" else model.encode_texts
     try:
         return normalise(encode(list(request.items))), {}
@@ -146,7 +146,7 @@ def encode_request(model: Estimator, request: EncodeRequest) -> tuple[Rows, dict
 
 
 def _device_is_lost(error: Exception) -> bool:
-    """Whether a CUDA kernel failed: then nothing works in this process any more, and a new one must take over."""
+    """Return whether a CUDA kernel failed: then this process cannot continue, and a new one must replace it."""
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
@@ -196,7 +196,7 @@ class EncoderProcess:
             self._process.join()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         self._process.kill()
 
     def _send_all(self) -> None:

@@ -1,4 +1,4 @@
-"""A queue that shares what it feeds between clients, however much each of them sends."""
+"""A queue that gives clients equal shares of the work, however much each of them sends."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -6,28 +6,26 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-EARNED = (
-    0.5  # of the cost of every other item: what items that are alone may cost. They have a third of the turns. Chosen
-)
-MOST_EARNED = 4.0  # times the cost of the latest other item, saved up while there were none that are alone. Chosen
+EARNED = 0.5  # chosen; single items may cost this share of the cost of other items, which is a third of all
+MOST_EARNED = 4.0  # chosen; most unused cost for single items, in costs of the latest other item
 
 
 @dataclass
 class _Line(Generic[T]):
-    """The items of one client in order of arrival, with their costs, and how much the client was served."""
+    """The items of one client in order of arrival, with their costs, and the cost served to the client so far."""
 
     served: float
     costs: dict[T, float] = field(default_factory=dict)
 
 
 class FairQueue(Generic[T]):
-    """Items of several clients. The client that was served least comes next, with its oldest item.
+    """A queue of items of several clients. The client that was served least comes next, with its oldest item.
 
-    Costs are added up per client, so that one with large items has fewer turns. A client that had nothing waiting starts
-    where the queue is, or where its former items have brought it: it saves up no turns (start-time fair queueing).
+    Costs are summed per client, so that a client with large items has fewer turns. A client without waiting items starts at the
+    present position of the queue, or at its own if that is further: it cannot save up turns (start-time fair queueing).
 
-    The only item of a client comes before those of clients with several, however many these are: who asks for one thing at
-    a time waits for two turns or so. Such items cost at most `EARNED` times what others did; beyond that they wait their turn.
+    The only item of a client comes before items of clients with several, so that a client with one item at a time waits for
+    about two turns. Such items may cost at most `EARNED` times the cost of the others; beyond that they wait for their turn.
 
     >>> queue = FairQueue[str]()
     >>> for item in ("a1", "a2", "a3"):
@@ -40,8 +38,8 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
         self._client_of: dict[T, str] = {}
-        self._now = 0.0  # how much the client that was served last had been served before
-        self._earned = 0.0  # cost that items which are alone may have
+        self._now = 0.0  # position of the queue: cost served so far to the client of the last turn
+        self._earned = 0.0  # cost that single items may still have
 
     def __len__(self) -> int:
         return len(self._client_of)
@@ -84,11 +82,11 @@ class FairQueue(Generic[T]):
         return None
 
     def _is_before(self, line: _Line[T]) -> bool:
-        """Whether its item comes before those of clients with several."""
+        """Return whether the line's item comes before items of clients with several."""
         return len(line.costs) == 1 and next(iter(line.costs.values())) <= self._earned
 
     def _forget(self) -> None:
-        """Drop the lines of clients that have nothing waiting and are not ahead of others; all if nothing is waiting."""
+        """Drop the lines of clients that have no waiting items and are not ahead of others; all lines if nothing waits."""
         for client, line in list(self._lines.items()):
             if not line.costs and (line.served <= self._now or not self._client_of):
                 del self._lines[client]

@@ -1,4 +1,4 @@
-"""What goes into the embedder and what comes out of it, and the protocol that the rest of the service knows it by."""
+"""Inputs and results of the embedder, and its protocol for the rest of the service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ Row = NDArray[np.float32]
 class Item:
     """One sample of a request: an image file's bytes, a caption, or both.
 
-    `problem` is (status, error) of a picture that could not be read from the request, such as broken base64;
-    `text_problem` is that of a caption.
+    `problem` is (status, error) of a picture that could not be read from the request, such as broken base64; `text_problem` is
+    the same for a caption.
     """
 
     image: bytes | None = None
@@ -30,7 +30,7 @@ class Item:
 class Embedded:
     """A sample as a row of the table: status and error, unit embeddings (d,) or None, and the cosine.
 
-    `status` and `error` are about the pair, `image_status` and `text_status` about each part alone, errors likewise.
+    `status` and `error` are for the pair, `image_status` and `text_status` for each part alone, and so are their errors.
     """
 
     status: str = "ok"
@@ -44,11 +44,11 @@ class Embedded:
     image_error: str | None = None
     text_status: str = "ok"
     text_error: str | None = None
-    text_truncated: bool = False  # longer than the model reads
+    text_truncated: bool = False  # longer than the model's context
 
 
 class Embedder(Protocol):
-    """Embeds items; `LocalEmbedder` runs an encoder process per device, tests use a fake."""
+    """The protocol of embedders: `LocalEmbedder` runs an encoder process per device, tests use a fake."""
 
     @property
     def identity(self) -> Identity: ...
@@ -56,7 +56,7 @@ class Embedder(Protocol):
     def dimensions(self) -> int: ...
 
     async def start(self) -> None:
-        """Begin to load the model; returns before it is ready."""
+        """Start loading the model; return before it is ready."""
         ...
 
     async def stop(self) -> None:
@@ -64,16 +64,16 @@ class Embedder(Protocol):
         ...
 
     async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
-        """One result for each item, in order; `client` has its fair share of the work.
+        """Embed items, and return their results in order; `client` gets its fair share of the work.
 
         Raises ApiError 413, 429, 503 or 504; a bad item is a status, never an error.
         """
         ...
 
     async def embed_texts(self, texts: Sequence[str]) -> Row:
-        """Unit rows (N, d) of the service's own texts (class prompts), which wait but are never refused."""
+        """Embed the service's own texts (class prompts) to unit rows (N, d); these may wait but are never refused."""
         ...
 
     def ready(self) -> list[str]:
-        """Reasons why it cannot work at the moment; empty if it can."""
+        """List the reasons why it cannot work at the moment; empty if it can."""
         ...

@@ -1,4 +1,4 @@
-"""What a picture will cost to decode, from its first bytes: pixels of all its scans, and memory. Nothing is decoded."""
+"""Estimate the cost to decode a picture from its headers: pixels of all scans, and memory. Nothing is decoded."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -6,19 +6,19 @@ from itertools import islice
 from noisegate.pipeline.shards import JPEG, MAX_SEGMENTS, jpeg_segments, stated_size
 
 JPEG_BYTES, OTHER_BYTES = 13, 20  # of memory per pixel; measured: JPEG 4 to 12, PNG 4 to 19, WebP 16, GIF 5
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG: they hold its size
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame markers of a JPEG, whose segments contain its size
 
 
 @dataclass(frozen=True)
 class PictureCost:
-    """`pixels` counts those of every scan, `memory` is in bytes; both are 0 for what the decoder refuses at once."""
+    """The cost of a picture: `pixels` of all scans, `memory` in bytes; both are 0 if the decoder refuses it at once."""
 
     pixels: int = 0
     memory: int = 0
 
 
 def picture_cost(data: bytes, max_pixels: int) -> PictureCost:
-    """The cost of a JPEG, PNG, WebP or GIF file; one of more than `max_pixels` costs nothing, as it is refused.
+    """Estimate the cost of a JPEG, PNG, WebP or GIF file; 0 for more than `max_pixels`, because it is refused.
 
     >>> picture_cost(b"GIF89a" + (300).to_bytes(2, "little") + (200).to_bytes(2, "little"), 90_000)
     PictureCost(pixels=60000, memory=1200000)
@@ -31,7 +31,7 @@ def picture_cost(data: bytes, max_pixels: int) -> PictureCost:
 
 
 def _read_size(data: bytes) -> tuple[int, int, int]:
-    """Width and height, and how often a decoder passes over them."""
+    """Read width, height, and the number of passes of a decoder over the pixels."""
     if data[:2] == JPEG:
         return _read_jpeg(data)
     if (size := stated_size(data)) is not None:
@@ -51,7 +51,7 @@ def _read_webp(kind: bytes, head: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Size of the frame before the first scan, as Pillow reads it, and the scans. Too many segments are refused later."""
+    """Read the frame's size before the first scan, as Pillow does, and count the scans. Too many segments are refused later."""
     scans, size = 0, (0, 0)
     for marker, start in islice(jpeg_segments(data), MAX_SEGMENTS):
         if marker in _FRAMES and not scans:

@@ -1,4 +1,4 @@
-"""Who sends a request, as far as fair shares go: the holder of a key, else an address."""
+"""Identify the client of a request for fair shares: the holder of a key, else an address."""
 
 import hashlib
 import ipaddress
@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 
 def client_of(scope: Scope) -> str:
-    """A name for the client of a request: its key's digest where the server has keys, else its address.
+    """Name the client of a request: by its key's digest if the server has keys, else by its address.
 
     >>> client_of({"client": ("192.0.2.7", 4711)}), client_of({"client": ("2001:db8::1:2", 1)}), client_of({"client": None})
     ('192.0.2.7', '2001:db8::', '')
@@ -17,7 +17,7 @@ def client_of(scope: Scope) -> str:
 
 
 def client_address(peer: tuple[str, int] | None) -> str:
-    """The address of a peer; of an IPv6 address the network of one site, which has as many addresses as it wants."""
+    """Return the address of a peer; for IPv6 the network of its site, because a site has very many addresses."""
     if not peer:
         return ""
     try:
@@ -30,5 +30,5 @@ def client_address(peer: tuple[str, int] | None) -> str:
 
 
 def name_key(key: bytes) -> str:
-    """A name for the holder of a key that does not reveal it."""
+    """Make a name for the holder of a key that does not reveal the key."""
     return f"key {hashlib.sha256(key).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""One client's connection: close it when headers or reading are too slow or there are too many, cancel work when it ends."""
+"""One client's connection: close it if headers or reading are too slow, or there are too many; cancel work when it ends."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,16 +13,16 @@ from noisegate.service.errors import ClientGone
 from .clients import client_address
 
 T = TypeVar("T")
-FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # a body of more chunks must have as many bytes in each, on average. Chosen
+FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # chosen; a body with more chunks must have this many bytes in each on average
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connection(H11Protocol):
-    """Closes connections whose headers do not arrive in time, or whose answer is not read, which would stay open for ever.
+    """Close connections that would stay open for ever: headers do not arrive in time, or the answer is not read.
 
-    uvicorn limits the time between two requests, and BodyLimit that of a body. h11 limits the size of headers, which
-    httptools does not. Of `most` connections an address may have as many as it leaves to others; more get 503. A body of
-    thousands of tiny chunks, each of which takes as long as a large one, gets 400.
+    uvicorn limits the time between two requests, and BodyLimit the time of a body. h11 limits the size of headers, httptools
+    does not. An address may have at most as many connections as are still free of `most`; more get 503. A body of thousands of
+    tiny chunks gets 400, because each chunk takes as long as a large one.
     """
 
     seconds = 30.0  # from the connection, or a request's first byte, to the end of its headers; also to read a piece
@@ -49,7 +49,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = client_address(self.client)
-        # whoever sends waits until all is with the system, and `pause_writing` is called as long as it is not
+        # senders wait until the system has taken all bytes; until then `pause_writing` stays in effect
         transport.set_write_buffer_limits(high=0)
         if self._is_one_too_many():
             transport.write(FULL)

@@ -32,8 +32,8 @@ Picture = bytes | UrlError
 DOWNLOADS = 16  # at a time, for the whole service
 LOOKUPS = 8  # name look-ups at a time
 REDIRECTS = (301, 302, 303, 307, 308)
-MAX_ADDRESSES = 3  # of one host that are tried; all of them are checked first
-_LOOKUP_THREADS = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="resolve")  # a slow name must not block other threads
+MAX_ADDRESSES = 3  # addresses of one host to try; all of its addresses are checked first
+_LOOKUP_THREADS = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="resolve")  # a slow one must not block other threads
 
 
 class Fetcher:
@@ -50,7 +50,7 @@ class Fetcher:
 
     @classmethod
     def from_settings(cls, settings: Settings, **how: Any) -> "Fetcher":
-        """From the service's settings; raises ConfigError for a host pattern that cannot work."""
+        """Make a fetcher from the service's settings; raise ConfigError for an invalid host pattern."""
         policy = UrlPolicy(
             hosts=settings.url_hosts,
             max_bytes=settings.url_max_bytes,
@@ -62,7 +62,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def pictures(self, urls: Mapping[int, str]) -> AsyncIterator[dict[int, Picture]]:
-        """Bytes or UrlError by item number; the bytes count towards the limit until the block ends.
+        """Yield bytes or UrlError by item number; the bytes count towards the limit until the block ends.
 
         The same URL is fetched once. Raises Overloaded when all requests together hold too many bytes.
         """
@@ -93,7 +93,7 @@ class Fetcher:
             return UrlError("url_failed", f"the pictures did not all come within {self._seconds:g} seconds")
 
     def take(self, count: int) -> bool:
-        """Count bytes in memory; False when they are over the limit of all requests."""
+        """Count bytes in memory; return False if they exceed the limit of all requests."""
         self._held += count
         return self._held <= self._together
 
@@ -117,7 +117,7 @@ class _Budget:
 
 
 def fill_pictures(items: Sequence[Item], pictures: Mapping[int, Picture]) -> list[Item]:
-    """Copy the items with what their URLs gave: the picture, or the problem that becomes the item's status."""
+    """Copy the items with their downloads: the picture, or the problem that becomes the item's status."""
     filled = list(items)
     for i, picture in pictures.items():
         if isinstance(picture, UrlError):
@@ -128,20 +128,20 @@ def fill_pictures(items: Sequence[Item], pictures: Mapping[int, Picture]) -> lis
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a host name, by the system's resolver."""
+    """Return all addresses of a host name, by the system's resolver."""
     loop = asyncio.get_running_loop()
     rows = await loop.run_in_executor(_LOOKUP_THREADS, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return [str(place[0]) for *_, place in rows]
 
 
 async def connect(address: str, port: int) -> httpcore.AsyncNetworkStream:
-    """A TCP connection to an IP address."""
+    """Open a TCP connection to an IP address."""
     return await httpcore.AnyIOBackend().connect_tcp(address, port)
 
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """TLS settings that check names and chains against certifi's authorities, whatever the environment says."""
+    """Make TLS settings that check names and chains against certifi's authorities, whatever the environment says."""
     return ssl.create_default_context(cafile=certifi.where())
 
 
@@ -154,7 +154,7 @@ async def fetch_image(
     tls: Callable[[], ssl.SSLContext] = certificates,
     take: Callable[[int], None] = lambda count: None,
 ) -> bytes:
-    """Download one URL; raises UrlError, whose code is the item's status, for everything that can go wrong.
+    """Download one URL; for any failure raise UrlError, whose code is the item's status.
 
     `take(count)` is called as bytes arrive and may raise a UrlError to stop.
     """
@@ -183,7 +183,7 @@ async def _follow(
             async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend) as pool:
                 answer = await _get(pool, target, policy, take)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
-            reason = f"no whole answer came from {target.host[:100]}"  # the exact error would tell about inner networks
+            reason = f"no whole answer came from {target.host[:100]}"  # the exact error would reveal internal networks
             raise UrlError("url_failed", reason) from error
         if isinstance(answer, bytes):
             return answer
@@ -196,7 +196,7 @@ async def _follow(
 
 
 async def _addresses(target: Target, resolver: Resolve) -> list[str]:
-    """The addresses that may be connected to; the only place where a name is resolved."""
+    """Return the addresses that may be connected to; the only place where a name is resolved."""
     if target.address is not None:
         return public_addresses([target.address])
     try:
@@ -206,7 +206,7 @@ async def _addresses(target: Target, resolver: Resolve) -> list[str]:
 
 
 class _PinnedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to the checked addresses only; TLS and the Host header still use the name, which is not resolved again."""
+    """Connect to the checked addresses only; TLS and the Host header use the name, which is not resolved again."""
 
     def __init__(self, addresses: Sequence[str], connect: Connect) -> None:
         self._addresses, self._connect = list(addresses)[:MAX_ADDRESSES], connect

@@ -1,7 +1,7 @@
 """Middleware that every request passes: security headers, keys, and limits of the body.
 
-Keys: the service knows only their SHA-256, and compares in constant time. Bodies are refused while they arrive: too large, too
-slow, or too many bytes of all requests and answers together.
+Keys: the service stores only their SHA-256, and compares in constant time. Bodies are refused while they arrive if they are too
+large or too slow, or if all requests and answers together have too many bytes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from noisegate.service.errors import ApiError, Overloaded, error_response
 from .clients import client_of, name_key
 
 HEADERS = {
-    # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
+    # only own scripts, styles and pictures; nothing from other sites, nothing inline
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -34,17 +34,17 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 OPEN_PATHS = frozenset(("/", "/docs", "/healthz", "/readyz", "/favicon.ico"))
-OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
-MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
-PIECE = 64 << 10  # bytes of an answer that are written at once
-TRIM_BYTES = 32 << 20  # of bodies and answers at once; memory that they took is given back when all are gone
+OPEN_BELOW = "/static/"  # the page contains no data; it requests data with a key
+MIN_CHARS = 16  # of a key; 64 bits if they are hexadecimal
+PIECE = 64 << 10  # bytes of an answer written at a time
+TRIM_BYTES = 32 << 20  # of bodies and answers at a time; after a higher peak, free memory is returned to the system
 LARGE_BODIES = frozenset(("/v1/score", "/v1/embed"))  # paths whose bodies hold pictures, and are parsed in a thread
-SMALL_BODY = 1 << 20  # bytes for all others
+SMALL_BODY = 1 << 20  # bytes of a body on any other path
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
 
 
 class SecurityHeaders:
-    """Middleware that adds the headers that a route has not set itself."""
+    """Middleware that adds the security headers that a route has not set itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -74,7 +74,7 @@ def hash_key(key: str) -> str:
 
 
 def read_key(source: TextIO) -> str:
-    """Read a key from one line, hidden on a terminal; raises ConfigError for one short enough to be guessed."""
+    """Read a key from one line, hidden on a terminal; raise ConfigError for a key that is short enough to guess."""
     key = (getpass.getpass("key: ") if source.isatty() else source.readline()).strip()
     if len(key) < MIN_CHARS:
         problem = (
@@ -94,7 +94,7 @@ class Keys:
         return bool(self._digests)
 
     def is_known(self, key: bytes) -> bool:
-        """Whether this is one of the keys; all are compared, so that the time taken reveals nothing."""
+        """Return whether this is one of the keys; all are compared, so that the time reveals nothing."""
         digest = hashlib.sha256(key).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
@@ -134,15 +134,15 @@ class RequireKey:
 
 
 class _Refused(Exception):
-    """Ends the request; the rest of its body is dropped."""
+    """Raised to end the request; the rest of its body is dropped."""
 
 
 class BodyLimit:
     """Middleware: 413 over `most` bytes, 408 after `seconds`, 429 when all requests hold more than `together` bytes.
 
-    Requests without pictures may have `SMALL_BODY` bytes. A body with both Content-Length and Transfer-Encoding gets 400: a
-    proxy may believe the other one. Bytes count while they are in memory: those of a body as they arrive, those of an answer
-    until the client has read them. A client with several requests at a time must leave as many bytes free as it holds.
+    Requests without pictures may have `SMALL_BODY` bytes. A body with both Content-Length and Transfer-Encoding gets 400,
+    because a proxy may obey the other one. Bytes count while they are in memory: a body's as they arrive, an answer's until the
+    client has read them. A client with several requests at a time must leave as many bytes free as it holds.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:
@@ -170,13 +170,13 @@ class BodyLimit:
                 with contextlib.suppress(_Refused):
                     await self._app(scope, body.receive, send_unless_refused)
         finally:
-            self._release(body)  # before the rest is dropped: its bytes are not in memory
+            self._release(body)  # before the rest is read and dropped: the dropped bytes do not count
         if body.refused is not None and not started:
             seconds = LINGER if body.refused.status == 408 else max(LINGER, self.seconds)
             await _refuse(body.refused, scope, receive, send, body.most, seconds)
 
     def _check_headers(self, scope: Scope, body: "_Body") -> ApiError | None:
-        """The error that a body's headers call for, or None."""
+        """Return the error for a body's headers, or None."""
         announced = _content_length(scope)
         if announced is None:
             return None
@@ -187,7 +187,7 @@ class BodyLimit:
         return self._check_room(body, announced)
 
     def take(self, body: "_Body", size: int) -> ApiError | None:
-        """Count bytes that arrived; an error when they are too many."""
+        """Count bytes that arrived; return an error if they are too many."""
         self._hold(body, size)
         return _too_large("the body", body.most) if body.seen > body.most else self._check_room(body, 0)
 
@@ -198,7 +198,7 @@ class BodyLimit:
         return self._crowded() if free < 0 or (several and held > free) else None
 
     async def _send(self, body: "_Body", message: Message, send: Send) -> None:
-        """Send a message; a body in pieces, each of which waits until the client has read the one before."""
+        """Send a message; a body is sent in pieces, each after the client has read the last one."""
         if message["type"] != "http.response.body":
             await send(message)
             return
@@ -244,7 +244,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._whole:
-            return await self._receive()  # can only be the disconnect
+            return await self._receive()  # the next message can only be the disconnect
         loop = asyncio.get_running_loop()
         if self._until is None:
             self._until = loop.time() + self._limit.seconds
@@ -276,7 +276,7 @@ def _content_length(scope: Scope) -> int | None:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int, seconds: float) -> None:
-    """Answer at once, then read and drop the body for a moment: closing now would hide the answer from the sender."""
+    """Answer at once, then read and drop the body for a moment: closing at once would hide the answer from the client."""
     dropped = 0
     scope["state"]["error_code"] = error.code
     response = error_response(error, scope["state"].get("request_id"), {"Connection": "close"})

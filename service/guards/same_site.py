@@ -1,7 +1,7 @@
 """Middleware against web pages that use a visitor's browser to reach this server: checks of Host and Origin.
 
-A page can rebind its own name to 127.0.0.1; its requests then bear that name as Host. A page can also post a form or a
-multipart body to any address; browsers send its Origin along.
+A page can rebind its own name to 127.0.0.1; its requests then have that name as Host. A page can also post a form or a
+multipart body to any address; browsers then send the page's Origin.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ PORTS = {"http": "80", "https": "443"}
 
 
 class SameSite:
-    """Refuse requests for other hosts than this server's (421), and changes asked for by other sites' pages (403).
+    """Refuse requests for other hosts than this server's (421), and changes requested by pages of other sites (403).
 
     Hosts of this server are localhost, the host it is bound to, every IP address (a page cannot rebind one) and the
     `allowed` names; `*` allows all. The Origin of a POST, PUT, PATCH or DELETE must be the Host itself or an `allowed` name.
@@ -59,11 +59,11 @@ class SameSite:
         return ApiError(403, "foreign_origin", problem)
 
     def _is_own(self, origin: str, name: str, port: str | None) -> bool:
-        """Whether an Origin is this server's: the same name and port as the Host, or the name of a proxy in front."""
+        """Return whether an Origin is this server's: the same name and port as the Host, or the name of a proxy in front."""
         try:
             parts = urlsplit(origin)
             given = HOST.fullmatch(parts.netloc)
-        except ValueError:  # an address in brackets that is none
+        except ValueError:  # invalid address in brackets
             return False
         if parts.scheme not in PORTS or given is None:
             return False

@@ -13,16 +13,18 @@ from noisegate.pipeline.errors import ConfigError
 
 PORTS = {"http": 80, "https": 443}
 MAX_CHARS = 4096  # of a URL
-_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")  # what parsers strip, or read differently
+_UNSAFE = re.compile(
+    r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]"
+)  # stripped, or read differently, by some parsers
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::(?P<port>[0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
-_REFUSED = [  # public by the registries, but not a place for pictures, or not known to every Python's ipaddress
+_REFUSED = [  # public by the registries, but never a host of pictures, or unknown to some versions of ipaddress
     ipaddress.ip_network(block)
     for block in (
-        "192.0.0.0/24",  # protocols' own; a cloud's metadata too
-        "168.63.129.16/32",  # a cloud's own host service, which answers to its machines only
-        "192.88.99.0/24",  # relays of 6to4
+        "192.0.0.0/24",  # protocol assignments; also a cloud's metadata service
+        "168.63.129.16/32",  # a cloud's host service, which answers only its own machines
+        "192.88.99.0/24",  # 6to4 relays
         "2001:db8::/32",
         "3fff::/20",  # documentation
     )
@@ -32,9 +34,9 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class UrlError(Exception):
-    """Why a URL gave no picture; `code` is the item's status, and the text is safe to show to the client.
+    """The reason why a URL gave no picture; `code` is the item's status, and the text is safe to show to the client.
 
-    `bad_url`: not a URL of a picture. `url_refused`: not allowed here. `url_failed`: allowed, but nothing came.
+    `bad_url`: not a URL of a picture. `url_refused`: not allowed here. `url_failed`: allowed, but the download failed.
     `too_large`: more bytes than allowed.
     """
 
@@ -54,7 +56,7 @@ class Target:
 
     @property
     def host_header(self) -> str:
-        """The Host header: brackets around IPv6, the port only where it is not the scheme's default."""
+        """The Host header: brackets around IPv6, the port only if it is not the scheme's default."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
 
@@ -66,7 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class UrlPolicy:
-    """What may be fetched. Only named hosts: `pictures.example.org`, or `*.example.org` for all names below it.
+    """The URLs that may be fetched: only from named hosts, `pictures.example.org`, or `*.example.org` for all names below it.
 
     `max_bytes` is per picture; `timeout` in seconds covers look-up, redirects and the whole download.
     """
@@ -93,7 +95,7 @@ class UrlPolicy:
 
 
 def parse_url(url: str) -> Target:
-    """Parse an http or https URL strictly: refuse what two parsers could read in two ways.
+    """Parse an http or https URL strictly: refuse any URL that two parsers could read differently.
 
     >>> parse_url("https://Bücher.example:8443/a b.png".replace(" ", "%20"))
     Target(scheme='https', host='xn--bcher-kva.example', port=8443, path='/a%20b.png')
@@ -124,7 +126,7 @@ def parse_url(url: str) -> Target:
 def _normalise_host(text: str) -> str:
     """Normalise a host: lower-case ASCII, no trailing dot, IP addresses as `ipaddress` writes them.
 
-    Decimal, octal, hexadecimal and shortened IPv4, which the system's resolver would take, are refused.
+    Decimal, octal, hexadecimal and shortened IPv4, which the system's resolver would accept, are refused.
     """
     bad = UrlError("bad_url", "the host is no name and no IP address; use one such as example.org")
     if text.startswith("["):
@@ -170,7 +172,7 @@ def _matches(host: str, pattern: str) -> bool:
 
 
 def public_addresses(answer: Iterable[str]) -> list[str]:
-    """The resolver's addresses without repeats; raises UrlError if a single one is not public."""
+    """Return the resolver's addresses without repeats; raise UrlError if any is not public."""
     addresses = list(dict.fromkeys(answer))
     if not addresses:
         raise UrlError("url_failed", "the host has no address")
@@ -185,7 +187,7 @@ def public_addresses(answer: Iterable[str]) -> list[str]:
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address is plain unicast of the public internet, by itself and by any IPv4 address inside it.
+    """Return whether an address is plain public unicast, and so is every IPv4 address inside it.
 
     >>> [is_public(ipaddress.ip_address(a)) for a in ("8.8.8.8", "::ffff:8.8.8.8", "::ffff:10.0.0.1", "2002:7f00:1::")]
     [True, True, False, False]
@@ -208,7 +210,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _embedded(address: IPv6Address) -> list[IPv4Address]:
-    """IPv4 addresses that a tunnel would deliver to: 6to4, Teredo's server and client, ISATAP."""
+    """Return the IPv4 addresses to which a tunnel would deliver: 6to4, Teredo's server and client, ISATAP."""
     embedded = [*(address.teredo or ())]
     if address.sixtofour is not None:
         embedded.append(address.sixtofour)

@@ -1,8 +1,8 @@
-"""The process of one job: it runs `annotate`, reports in JSON lines, and ends as soon as its server is gone; and the server's
-handle on it.
+"""The process of one job, and the server's handle on it.
 
-`python -m noisegate.service.jobs.process` reads a `Task` as one line of JSON from standard input, and then waits for the end of
-that input, which the death of the server closes. Reports go to standard output; what a model prints goes to standard error.
+`python -m noisegate.service.jobs.process` reads a `Task` as one line of JSON from standard input, and runs `annotate`. It ends
+as soon as that input is closed, which happens when the server dies. Reports are JSON lines on standard output; a model's own
+output goes to standard error.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.pipeline.system import Progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-MAX_LINE = 64 << 20  # bytes of one report; a summary lists every shard that failed
+MAX_LINE = 64 << 20  # bytes of one report; a summary lists every failed shard
 NICE = 10  # lower priority than the server, so that requests come first
-REPORT_SECONDS = 0.25  # between two reports of samples
-LOCK_WAIT = 20.0  # seconds that the job process of a killed server may take to exit
+REPORT_SECONDS = 0.25  # between two reports of progress
+LOCK_WAIT = 20.0  # seconds to wait for the job process of a killed server to exit
 ORPHANED = 75  # exit code when the server is gone
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the process needs to know: `settings` as `AnnotateSettings.to_dict` gives them, `classes` as (names, prompts)."""
+    """The input of the process: `settings` from `AnnotateSettings.to_dict`, `classes` as (names, prompts)."""
 
     out: str
     shards: list[str]
@@ -45,7 +45,7 @@ class Task:
 
 
 def command() -> list[str]:
-    """The command line of the process."""
+    """Return the command line of the process."""
     return [sys.executable, "-m", "noisegate.service.jobs.process"]
 
 
@@ -64,7 +64,7 @@ class JobProcess:
             *command(), stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_LINE, start_new_session=True
         )
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it died at once: its exit code says so
+        with contextlib.suppress(ConnectionError):  # the process died at once; its exit code says why
             process.stdin.write(task.line())
             await process.stdin.drain()
         return cls(process)
@@ -74,17 +74,17 @@ class JobProcess:
         return self._process.pid
 
     async def reports(self) -> AsyncIterator[dict[str, Any]]:
-        """Its reports, until it ends."""
+        """Yield the process's reports until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             try:
                 report = json.loads(line)
-            except ValueError:  # a line cut off by a kill
+            except ValueError:  # a line that was cut off when the process was killed
                 continue
             yield report
 
     async def stop(self) -> None:
-        """Send SIGTERM, then SIGKILL; files are written atomically, so that none is left half-written."""
+        """Send SIGTERM, then SIGKILL; files are written atomically, so no file is left half-written."""
         self._signal(hard=False)
         try:
             await asyncio.wait_for(self._process.wait(), GRACE_SECONDS)
@@ -93,7 +93,7 @@ class JobProcess:
             await self._process.wait()
 
     async def outcome(self) -> str | None:
-        """Why it failed, None for exit code 0; also kills what it left running in its group."""
+        """Return why the process failed, None for exit code 0; also kill the processes it left in its group."""
         code = await self._process.wait()
         self._signal(hard=True)
         await self._stderr_task
@@ -126,7 +126,7 @@ class JobProcess:
 
 
 class Reports(Progress):
-    """Writes progress as JSON lines to a file descriptor; samples are summed up and reported a few times a second."""
+    """Write progress as JSON lines to a file descriptor; samples are summed up and reported a few times a second."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -135,7 +135,7 @@ class Reports(Progress):
 
     def tell(self, kind: str, **values: Any) -> None:
         data = json.dumps({"kind": kind, **values}).encode() + b"\n"
-        while data:  # a pipe takes a long line in parts
+        while data:  # a pipe accepts a long line only in parts
             data = data[os.write(self._descriptor, data) :]
 
     def start(self, todo: int, size: int, done: int) -> None:

@@ -17,13 +17,13 @@ from noisegate.service.errors import ApiError
 MAX_SHARDS = 100_000  # of one job
 MAX_LIST_BYTES = 16 << 20
 MAX_PATTERN_CHARS = 4096
-MAX_LISTED = 100  # folders with shards that are offered to a client
-MAX_VISITED = 20_000  # files and folders that are looked at for it
+MAX_LISTED = 100  # most folders with shards offered to a client
+MAX_VISITED = 20_000  # most files and folders visited for the offer
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
 _TARS = (".tar", ".tgz", ".tar.gz")
 _LISTS = (".txt", ".list")
 _WILD = re.compile(r"[*?\[]")
-MAX_NAME_CHARS = 200  # on average, of the names that a pattern stands for
+MAX_NAME_CHARS = 200  # mean length of the names that a pattern expands to
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])")
 
 
@@ -54,9 +54,9 @@ class Roots:
         return cls(tuple(folders), tuple(prefixes))
 
     def find(self, patterns: Sequence[str]) -> list[str]:
-        """Every shard that the patterns match, by its real path or URL, in order and without repeats.
+        """Find every shard that the patterns match, by its real path or URL, in order and without repeats.
 
-        Patterns are those of `find_shards`; a relative one is looked for in each root. Raises ApiError 403
+        Patterns are those of `find_shards`; a relative pattern is searched in each root. Raises ApiError 403
         `outside_roots`, 404 `unknown_shards` for patterns that match nothing, 422 `bad_shards` for invalid ones.
         """
         if not self.folders and not self.prefixes:
@@ -67,8 +67,8 @@ class Roots:
                 raise _unknown("the patterns are empty; name shards such as x-{000000..000012}.tar")
             if len(names) > MAX_SHARDS:
                 raise _bad(f"more than {MAX_SHARDS:,} shards; split the job")
-            shards = find_shards(names)  # refuses two of one name: they would share a table
-            if table := next((shard for shard in shards if shard.is_virtual), None):  # its pictures may lie anywhere
+            shards = find_shards(names)  # raises for two shards of one name, which would share a table
+            if table := next((shard for shard in shards if shard.is_virtual), None):  # its pictures may be anywhere
                 raise _bad(f"{table.stem} is of a table; jobs read tars, which `noisegate convert table` makes")
             return [shard.url for shard in shards]
         except ConfigError as error:
@@ -77,9 +77,9 @@ class Roots:
             raise _unknown("a pattern is not a file name on this system; give one such as x-*.tar") from error
 
     def offer(self) -> list[dict[str, Any]]:
-        """Folders below the roots that hold shards, each as a pattern with the number of its shards and their bytes.
+        """List folders with shards below the roots, each as a pattern with the number of its shards and their bytes.
 
-        A pattern is relative where only one root has such a folder. Links are not followed; a large tree is cut short.
+        A pattern is relative if only one root has such a folder. Links are not followed; large trees are listed only in part.
         """
         offers: list[dict[str, Any]] = []
         visited = 0
@@ -100,7 +100,7 @@ class Roots:
         return offers
 
     def contain(self, path: Path) -> bool:
-        """Whether a resolved path lies inside one of the folders."""
+        """Return whether a resolved path is inside one of the folders."""
         return any(path.is_relative_to(folder) for folder in self.folders)
 
     def check_again(self, shards: Sequence[str]) -> None:
@@ -158,9 +158,9 @@ class Roots:
             yield url
 
     def _check_url(self, name: str) -> None:
-        """Raise ApiError unless the URL is below one of the prefixes, without a way back up."""
+        """Raise ApiError unless the URL is below one of the prefixes and cannot lead above it."""
         path, before = name, ""
-        while path != before:  # a server may decode twice
+        while path != before:  # a server may decode percent signs twice
             path, before = unquote(path), path
         if not name.startswith(self.prefixes) or ".." in re.split(r"[/\\?#]", path) or "\\" in path:
             raise _outside(name)
@@ -197,7 +197,7 @@ class Roots:
                 yield str(real)
 
     def _candidates(self, name: str) -> list[Path]:
-        """Candidates for a name: itself if it is absolute, else below each root; raises ApiError for one that leads out."""
+        """List candidate paths of a name: itself if absolute, else below each root; raise ApiError for a path outside."""
         path = PurePosixPath(name)
         if ".." in path.parts or name.startswith("~") or not self.folders:
             raise _outside(name)
@@ -218,12 +218,12 @@ class Roots:
 def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
+    except (OSError, RuntimeError, ValueError) as error:  # circular links, names too long
         raise _outside(path.name) from error
 
 
 def count_names(pattern: str) -> int:
-    """An upper bound of the names that a pattern with braces stands for: every group times all groups within it.
+    """Return an upper bound of the names that a pattern with braces expands to: every group times all groups within it.
 
     >>> count_names("{a,b}-{00..11}"), count_names("{a,{x..z}}")
     (24, 6)
@@ -265,5 +265,5 @@ def _unknown(reason: str) -> ApiError:
 
 
 def _outside(name: str) -> ApiError:
-    """The message does not reveal whether the path outside exists."""
+    """Make the error for a path outside the roots, which does not reveal whether the path exists."""
     return ApiError(403, "outside_roots", f"shard {name[:200]!r} is not below the folders that this server may read")

@@ -1,4 +1,4 @@
-"""Queue jobs, run each in a process, and record how it ended, exactly once, also across restarts of the server."""
+"""Queue jobs, run each in a process, and record its end exactly once, even across restarts of the server."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from .process import JobProcess, Task
 from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 
-# settings of annotate that a client chooses; the model and the number of workers are the server's
+# settings of annotate that a client may choose; the server sets the model and the number of workers
 JOB_SETTINGS = ("tasks", "beta", "cut", "k", "repair", "neighbourhood", "text_field", "label_field", "seed")
 
-MAX_JOBS = 1000  # in the record
-ATTEMPTS = 2  # a process that crashes is started once more
-RETRY_SECONDS = 30.0  # until a job that could not be recorded is tried again
+MAX_JOBS = 1000  # most jobs in the record
+ATTEMPTS = 2  # a crashed process is started once more
+RETRY_SECONDS = 30.0  # before a job that could not be recorded is tried again
 SAVE_SECONDS = 1.0  # between two records of the progress
 HEARTBEAT_SECONDS = 15.0
 
@@ -41,7 +41,7 @@ class JobEvent:
 
 
 class JobRunner:
-    """The queue and the running processes. Only `current` and `latest` may be called outside its event loop.
+    """The queue and the running processes. Only `current` and `latest` may be called outside the runner's event loop.
 
     `classes` finds a class set by name. A job recorded as `running` at the start was interrupted with the server and is
     resumed; so is one that was running when the server stopped. `on_stop` is called at the very end.
@@ -73,7 +73,7 @@ class JobRunner:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Queue the jobs that were waiting or interrupted, and start working."""
+        """Queue the jobs that were waiting or interrupted, and start to run them."""
         for job in await asyncio.to_thread(self.store.in_state, "queued", "running"):
             if job.state == "running":
                 log.info("job %s (%s) was interrupted and is resumed", job.id, job.name)
@@ -94,18 +94,18 @@ class JobRunner:
         self._on_stop()
 
     def current(self, job_id: str) -> Job:
-        """The job's present state; raises ApiError 404 `unknown_job`."""
+        """Return the job's present state; raise ApiError 404 `unknown_job`."""
         job = self._live.get(job_id) or (self.store.get(job_id) if job_id.isalnum() else None)
         if job is None:
             raise ApiError(404, "unknown_job", f"there is no job {job_id[:100]!r}; GET /v1/jobs lists them")
         return job
 
     def latest(self, limit: int, skip: int = 0) -> list[Job]:
-        """The newest jobs but `skip`, oldest first."""
+        """Return the newest jobs except the `skip` newest, oldest first."""
         return [self._live.get(job.id, job) for job in self.store.latest(limit, skip)]
 
     def count(self, state: State) -> float:
-        """How many jobs are in a state; NaN while the record cannot be read."""
+        """Count the jobs in a state; NaN while the record cannot be read."""
         try:
             return self.store.count(state)
         except NoRecord:
@@ -120,7 +120,7 @@ class JobRunner:
         return {name: self.folder / name for name in self.store.names("done")}
 
     def submit(self, name: str, request: Mapping[str, Any]) -> Job:
-        """Queue a job. An existing one with the same name and settings is returned, and queued again if it is over.
+        """Queue a job. If a job with the same name and settings exists, return it, and queue it again if it is over.
 
         Raises ApiError 409 `name_taken`, with the difference, for other settings, and `too_many_jobs`.
         """
@@ -144,7 +144,7 @@ class JobRunner:
         return before
 
     async def cancel(self, job_id: str) -> Job:
-        """Stop a job; what it wrote stays, and the same job submitted again continues from there."""
+        """Stop a job; its files stay, and the same job submitted again continues from there."""
         job = self.current(job_id)
         if job.is_over:
             if job.state != "cancelled":
@@ -177,7 +177,7 @@ class JobRunner:
     ) -> AsyncIterator[JobEvent | None]:
         """Events after number `after`, starting with the present state; ends with `done` or at shutdown. None: heartbeat.
 
-        A slow reader misses states in between, never the last one.
+        A slow reader may miss intermediate states, never the last one.
         """
         seen = after
         first = True
@@ -212,7 +212,7 @@ class JobRunner:
     async def _run_queued(self, job_id: str) -> None:
         job = self.store.get(job_id)
         if job is not None and not job.is_over:
-            if job_id in self._cancelled:  # but the record could not be written then
+            if job_id in self._cancelled:  # cancelled while the record could not be written
                 self._end(job, "cancelled")
             else:
                 self._change(replace(job, state="running", started=job.started or now()), save=True)
@@ -239,21 +239,21 @@ class JobRunner:
             job = self._live[job_id]
             await asyncio.to_thread(self.roots.check_again, job.request["shards"])
             process = self._processes[job_id] = await self._start(self._task(job))
-            if job_id in self._cancelled or self._stopping:  # requested while it started
+            if job_id in self._cancelled or self._stopping:  # cancelled or stopped while the process started
                 await process.stop()
             last: dict[str, Any] = {}
             saved = time.monotonic()
             async for report in process.reports():
                 last = report
                 due = report["kind"] in ("shard", "note") or time.monotonic() - saved >= SAVE_SECONDS
-                with contextlib.suppress(NoRecord):  # progress may be lost, the outcome may not
+                with contextlib.suppress(NoRecord):  # progress may be lost, the outcome must not
                     self._change(self._live[job_id].advance(report), save=due)
                 saved = time.monotonic() if due else saved
             problem = await process.outcome()
             del self._processes[job_id]
             job = self._live[job_id]
             if last.get("kind") == "done":
-                return self._end(job, "done", summary={**last["summary"], "out": job.name})  # no path
+                return self._end(job, "done", summary={**last["summary"], "out": job.name})  # hides the path
             if last.get("kind") == "failed":
                 return self._end(job, "failed", last["error"].replace(f"{self.folder}/", ""))
             if job_id in self._cancelled:
@@ -316,7 +316,7 @@ _CHANGING = ("state", "progress", "attempts", "started", "ended", "error", "summ
 
 
 def _differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that differs; of shards only how many."""
+    """Describe each setting that differs in one line; for shards only their number."""
     lines = []
     for name in wanted:
         then, new = before.get(name), wanted[name]

@@ -19,7 +19,7 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 STATES: tuple[State, ...] = ("queued", "running", *ENDED)
 VERSION = 1
-MAX_NOTES = 20  # the last ones are kept
+MAX_NOTES = 20  # most notes of a job; the last ones are kept
 _TABLE = """
 create table jobs (
     number integer primary key, id text not null unique, name text not null unique, request text not null,
@@ -41,7 +41,7 @@ class Note:
 class JobProgress:
     """Progress of a job. Shards and bytes count this attempt's work; `shards_before` were done already.
 
-    `events` counts what was reported, and goes on after a restart.
+    `events` counts the reports, and continues after a restart.
     """
 
     shards_before: int = 0
@@ -57,7 +57,7 @@ class JobProgress:
 
     @property
     def share(self) -> float | None:
-        """Fraction of the shards' bytes that are done; None before the total is known."""
+        """Fraction of the shards' bytes that is done; None before the total is known."""
         if not self.bytes_todo:
             return None
         return min(1.0, self.bytes_done / self.bytes_todo)
@@ -84,7 +84,7 @@ class Job:
         return self.state in ENDED
 
     def advance(self, report: Mapping[str, Any]) -> "Job":
-        """The job after one report of its process."""
+        """Return the job after one report of its process."""
         progress = self.progress
         match report["kind"]:
             case "start":
@@ -107,7 +107,7 @@ class Job:
         return replace(self, progress=progress)
 
     def add_note(self, text: str) -> "Job":
-        """The job with one more note."""
+        """Return the job with one more note."""
         note = Note(self.progress.events + 1, text)
         return replace(self, progress=replace(self.progress, notes=(*self.progress.notes, note)[-MAX_NOTES:]))
 
@@ -172,18 +172,18 @@ class JobStore:
         return self._jobs("order by number desc limit ? offset ?", [limit, skip])[::-1]
 
     def names(self, state: State) -> list[str]:
-        """Names of the jobs in a state, oldest first, without names that are damaged."""
+        """List names of the jobs in a state, oldest first, without damaged names."""
         with self._open():
             rows = self._db.execute("select name from jobs where state = ? order by number", [state]).fetchall()
         return [name for (name,) in rows if find_damage(name, PlainName) is None]
 
     def in_state(self, *states: State) -> list[Job]:
-        """Oldest first, without damaged records."""
+        """List the jobs in these states, oldest first, without damaged records."""
         jobs = self._jobs(f"where state in ({', '.join('?' * len(states))}) order by number", states)
         return [job for job in jobs if job.state in states]
 
     def count(self, *states: State) -> int:
-        """How many jobs are in these states; without any, how many there are."""
+        """Count the jobs in these states; without states, count all jobs."""
         where = f"where state in ({', '.join('?' * len(states))})" if states else ""
         with self._open():
             return int(self._db.execute(f"select count(*) from jobs {where}", states).fetchone()[0])
@@ -221,7 +221,7 @@ class JobStore:
                 yield
                 self._db.execute("commit")
             finally:
-                if self._db.in_transaction:  # a full disk ends it by itself
+                if self._db.in_transaction:  # on a full disk SQLite has already ended the transaction
                     self._db.execute("rollback")
 
     def _jobs(self, where: str, values: Sequence[Any]) -> list[Job]:
@@ -237,7 +237,7 @@ _COLUMNS = tuple(Job.__dataclass_fields__)
 
 
 def now() -> str:
-    """UTC, to the millisecond, as ISO 8601 has it."""
+    """Return the present UTC time in ISO 8601, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -253,7 +253,7 @@ def _row(job: Job) -> dict[str, Any]:
 
 
 def _job(row: dict[str, Any]) -> Job:
-    """The job of a row. A damaged row becomes a failed job without a request, so that the others can still be listed."""
+    """Read the job of a row. A damaged row becomes a failed job without a request, so that other jobs can still be listed."""
     try:
         job = _parse(row)
         if damage := find_damage(vars(job), _JOB) or find_damage(vars(job.progress), _PROGRESS, "progress"):

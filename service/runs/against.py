@@ -1,4 +1,4 @@
-"""Judge new samples against a finished run: their neighbours in it, and the label these and its class texts suggest."""
+"""Judge new samples against a finished run: find neighbours in it, and the label that these and its class texts suggest."""
 
 import threading
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
 
-LISTED = 10  # neighbours that an answer names; more of them vote
+LISTED = 10  # neighbours named in an answer; more neighbours vote
 DUPLICATE = "duplicate_of:"
 
 
 class RunSamples:
-    """Rows are numbered through all shards in the order of their names, as the run's own scores number them."""
+    """The samples of a run, numbered through all shards in the order of their names, as in the run's own scores."""
 
     def __init__(self, path: Path) -> None:
         self._run = RunFolder(path)
@@ -54,12 +54,12 @@ class RunSamples:
         return str(self._keys[row].as_py())
 
     def place(self, row: int) -> tuple[str, int]:
-        """The stem of its table, and its position there."""
+        """Return the stem of a row's table, and its position there."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
         return self.stems[shard], row - int(self._ends[shard]) + self.sizes[shard]
 
     def first_copy(self, row: int) -> tuple[str, str]:
-        """(shard, key) of the row that the table says it is a near duplicate of, or its own."""
+        """Return (shard, key) of the row of which this one is a near duplicate by the table, else its own."""
         here, _ = self.place(row)
         flags = self._flags[row].as_py() or []
         name = next((flag.removeprefix(DUPLICATE) for flag in flags if flag.startswith(DUPLICATE)), self.key(row))
@@ -67,7 +67,7 @@ class RunSamples:
         return (shard, key) if key and shard != here and shard in self.stems else (here, name)
 
     def with_image(self, digest: bytes | None) -> list[int]:
-        """Scored rows whose image file has this SHA-256, in order."""
+        """List the scored rows whose image file has this SHA-256, in order."""
         if not digest:
             return []
         beginning = np.uint64(int.from_bytes(digest[:8], "big"))
@@ -77,16 +77,16 @@ class RunSamples:
         return [row for row in near if self.ok[row] and self._digests[row].as_py() == digest]
 
     def has_embeddings(self) -> bool:
-        """Whether they were kept."""
+        """Return whether the run's embeddings were kept."""
         return all(self._run.embeddings(stem).exists() for stem in self.stems)
 
     def embeddings(self, tensor: Literal["image", "text"]) -> MappedRows:
-        """(N, d) embeddings, zeros for failed samples; d is 0 where none was made."""
+        """Return embeddings (N, d), zeros for failed samples; d is 0 if none was made."""
         return MappedRows([str(self._run.embeddings(stem)) for stem in self.stems], tensor, ok=self.ok)
 
 
 def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """(N,) the first eight bytes of each digest as a number; undefined for null."""
+    """Return the first eight bytes of each digest as a number, (N,); undefined for null."""
     parts = [np.zeros(0, np.uint64)]
     for chunk in digests.chunks:
         data = chunk.buffers()[1]
@@ -96,12 +96,12 @@ def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
 
 
 class FinishedRun:
-    """A run's embeddings, labels and anchors, ready for questions from any thread. Searches are prepared when first used.
+    """A run's embeddings, labels and anchors, to judge new samples from any thread. Searches are prepared on first use.
 
-    A posted picture may be one of the run's own: its own row then must not speak for it, as in the table, where each
-    sample is left out of its own list. It is known by the SHA-256 of its bytes. Where several rows hold these bytes,
-    one is left out (the row of the given key, else one with the given label, else the first) and the copies vote, as
-    they do in the table. So a sample of the run gets the table's values again; the flag `in_run:KEY` names the row.
+    A posted picture may be in the run: its own row must then not vote for it, just as each sample is left out of its own list
+    in the table. It is recognised by the SHA-256 of its bytes. If several rows have these bytes, one is left out (the row of
+    the given key, else one with the given label, else the first) and the copies vote, as in the table. So a sample of the run
+    gets the table's values again; the flag `in_run:KEY` names the row.
     """
 
     def __init__(self, path: Path, run: dict[str, Any], memory: int = HELD_BYTES) -> None:
@@ -121,7 +121,7 @@ class FinishedRun:
 
     @classmethod
     def load(cls, path: Path, memory: int = HELD_BYTES) -> "FinishedRun":
-        """Raises ApiError 409 for a run that is not finished, damaged, or has no embeddings."""
+        """Load a run; raise ApiError 409 if it is not finished, damaged, or has no embeddings."""
         try:
             run = RunFolder(path).read_run()
             if run is None or run.get("finished") is False:
@@ -131,12 +131,12 @@ class FinishedRun:
                 problem = f"the run {path.name} kept no embeddings to compare with; annotate without --drop-embeddings"
                 raise ApiError(409, "no_embeddings", problem)
         except TableError as error:
-            reason = str(error).replace(f"{path}/", "")  # clients must not learn the server's paths
+            reason = str(error).replace(f"{path}/", "")  # clients must not see the server's paths
             raise ApiError(409, "damaged_run", f"the run {path.name} cannot be read: {reason}") from error
         return finished
 
     def check_scorer(self, identity: Identity) -> None:
-        """Raises ApiError 409 `other_scorer` where the run's embeddings are not comparable with `identity`'s."""
+        """Raise ApiError 409 `other_scorer` if the run's embeddings are not comparable with `identity`'s."""
         differences = self.identity.differences(identity, versions=False)
         if differences:
             problem = (
@@ -153,9 +153,9 @@ class FinishedRun:
         keys: Sequence[str | None] | None = None,
         anchors: Anchors | None = None,
     ) -> list[Judged]:
-        """One result for each sample; `images` and `texts` are unit rows (N, d), zeros where there is none.
+        """Judge each sample; `images` and `texts` are unit rows (N, d), zeros for missing ones.
 
-        `anchors` take the place of the run's own, such as those of a registered class set with the same classes.
+        `anchors` replace the run's own, for example with a registered class set of the same classes.
         """
         count = len(images)
         judged = [Judged() for _ in range(count)]
@@ -230,24 +230,24 @@ class FinishedRun:
 
     @cached_property
     def _known_texts(self) -> "_Texts | None":
-        """None for a run without texts."""
+        """Open the run's texts for search; None for a run without texts."""
         texts = self.rows.embeddings("text")
         if not texts.width:
             return None
         query = RowQuery(texts, self._memory)
-        images = replace(Side.of(self.rows.embeddings("image")), rows=self._image_query)  # take neighbours from memory
+        images = replace(Side.of(self.rows.embeddings("image")), rows=self._image_query)  # read neighbours from memory
         return _Texts(query, (images, replace(Side.of(texts), rows=query)))
 
 
 class _Texts(NamedTuple):
-    """The texts of a run, to search in, and both sides (images, texts) to measure agreement with."""
+    """The texts of a run for search, and both sides (images, texts) to measure agreement."""
 
     query: RowQuery
     sides: tuple[Side, Side]
 
 
 def own_rows(rows: RunSamples, digests: Sequence[bytes | None], keys: Sequence[str | None], labels: Index) -> Index:
-    """(N,) the row of the run that each posted sample is itself, -1 for new pictures; see `FinishedRun`."""
+    """Find the row of the run that each posted sample is, (N,), -1 for new pictures; see `FinishedRun`."""
     own = np.full(len(digests), -1, np.int64)
     for i, (digest, key) in enumerate(zip(digests, keys, strict=True)):
         same = rows.with_image(digest)
@@ -261,8 +261,8 @@ def own_rows(rows: RunSamples, digests: Sequence[bytes | None], keys: Sequence[s
 def flag_duplicates(rows: RunSamples, near: Index, cosines: Float32, own: Index, judged: Sequence[Judged]) -> None:
     """Flag `duplicate_of:SHARD/KEY` for samples with a near duplicate among their neighbours.
 
-    Named is the first such row, or the row that the table names for it, so that all copies name the same one; without
-    its shard where the sample itself is in that shard of the run. The run's own first copy is no duplicate.
+    The flag names the first such row, or the row that the table names for it, so that all copies name the same row; without the
+    shard if the sample itself is in that shard of the run. The run's own first copy is no duplicate.
     """
     for i, result in enumerate(judged):
         close = near[i][(near[i] >= 0) & (np.nan_to_num(cosines[i], nan=-1) >= DUPLICATE_COSINE)]

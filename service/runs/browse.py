@@ -1,6 +1,6 @@
 """Tables of finished runs, and pictures and captions from their shards, cached for the routes.
 
-A sample is only served while the shard still holds what was scored: the key and the picture's digest must be the table's.
+A sample is served only if the shard is unchanged since scoring: key and picture digest must be the table's.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ from noisegate.pipeline.shards import (
 
 from .tables import RunTables
 
-RUNS = 32  # whose tables are cached
-PICTURES = 32 << 20  # bytes of small pictures that are cached
-DECODERS = 2  # pictures decoded at a time: a large one takes hundreds of megabytes
-SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
+RUNS = 32  # most runs whose tables are cached
+PICTURES = 32 << 20  # most bytes of cached small pictures
+DECODERS = 2  # pictures decoded at a time: a large picture takes hundreds of megabytes
+SHARDS_REMEMBERED = 64  # shard indexes kept; about a megabyte per 10,000 samples
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
 class SampleGone(NoisegateError):
-    """The shard is gone, or (`changed`) holds another sample at this position."""
+    """The shard is gone, or (`changed`) has another sample at this position."""
 
     def __init__(self, message: str, changed: bool = False) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class NoPicture(NoisegateError):
 
 
 class Browser:
-    """Safe to use from several threads. `limits` are the service's own; a run's may be lower, never higher."""
+    """Browse runs from several threads. `limits` are the service's own; a run's may be lower, never higher."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -66,7 +66,7 @@ class Browser:
         self._size = 0
 
     def tables(self, folder: Path) -> RunTables:
-        """The tables of a run's folder."""
+        """Return the tables of a run's folder."""
         with self._lock:
             found = self._runs.setdefault(folder, RunTables(folder))
             self._runs.move_to_end(folder)
@@ -77,9 +77,9 @@ class Browser:
     def captions(
         self, tables: RunTables, rows: Sequence[Mapping[str, Any]]
     ) -> list["str | SampleGone | NoPicture | None"]:
-        """The caption of each row as the run read it, None where the sample has none, or why it cannot be had.
+        """Read the caption of each row as the run read it, None if the sample has none, or the reason why it cannot be read.
 
-        Rows of one shard are read in one go: a compressed one has to be read from its beginning.
+        Rows of one shard are read together, because a compressed shard must be read from its beginning.
         """
         by_shard: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
@@ -98,7 +98,7 @@ class Browser:
         return [found[place] for place in range(len(rows))]
 
     def small(self, tables: RunTables, row: Mapping[str, Any], side: int) -> bytes:
-        """A JPEG of at most `side` pixels wide and high; raises SampleGone or NoPicture."""
+        """Return a JPEG of at most `side` pixels wide and high; raise SampleGone or NoPicture."""
         name = (row["image_sha256"] or b"", side)
         with self._lock:
             found = self._pictures.get(name)
@@ -113,7 +113,7 @@ class Browser:
         return made
 
     def original(self, tables: RunTables, row: Mapping[str, Any]) -> tuple[bytes, str]:
-        """The picture as the shard has it, with its media type; raises SampleGone or NoPicture."""
+        """Return the picture's bytes from the shard, with their media type; raise SampleGone or NoPicture."""
         raw = self._raw(tables, row)
         with self._decoding:
             return original(raw, self._limits)
@@ -132,14 +132,14 @@ class Browser:
 
 
 class ShardSamples:
-    """Raw samples by shard and position; keeps the indexes of the shards read last."""
+    """Read raw samples by shard and position; keep the indexes of the shards read last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, int, int], pa.Table | None] = OrderedDict()
 
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
-        """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
+        """Read the sample of a table's row; raise SampleGone. Relative paths start at the working folder, or beside the run."""
         [(_, raw)] = self.read_many(folder, url, [row])
         if isinstance(raw, SampleGone):
             raise raw
@@ -148,7 +148,7 @@ class ShardSamples:
     def read_many(
         self, folder: Path, url: str, rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[int, "RawSample | SampleGone"]]:
-        """Place in `rows` and sample, in the order of the shard, which is read once; SampleGone for one that is gone."""
+        """Yield place in `rows` and sample (or SampleGone), in the order of the shard, which is read once."""
         stem, left = rows[0]["shard"], {int(row["index"]): place for place, row in enumerate(rows)}
         reason, changed = "is not where it was when the run was scored", False
         virtual = Shard(url).is_virtual
@@ -178,7 +178,7 @@ class ShardSamples:
             samples.close()
 
     def _index(self, path: Path) -> pa.Table | None:
-        """None for a compressed shard, which can only be read from its beginning."""
+        """Index a shard; None for a compressed shard, which can only be read from its beginning."""
         stat = path.stat()
         name = (str(path), stat.st_mtime_ns, stat.st_size)
         with self._lock:
@@ -191,7 +191,7 @@ class ShardSamples:
 
 
 def _find_url(tables: RunTables, stem: str) -> str:
-    """Where the shard of a table is; raises SampleGone or NoPicture."""
+    """Return the URL of a table's shard; raise SampleGone or NoPicture."""
     recorded = tables.recorded()
     if "limits" not in recorded["reading"]:
         raise NoPicture("this run was scored from embeddings, without shards")
@@ -215,7 +215,7 @@ def _find_local(folder: Path, url: str) -> Path | None:
 
 
 def caption_of(raw: RawSample, reading: Mapping[str, Any]) -> str | None:
-    """The caption as the run read it, None where there is none."""
+    """Return the caption as the run read it, None if there is none."""
     try:
         return decode_text(raw.parts, reading.get("text_field"), Limits.from_dict(reading["limits"]))
     except BadSample:
@@ -223,7 +223,7 @@ def caption_of(raw: RawSample, reading: Mapping[str, Any]) -> str | None:
 
 
 def small_picture(raw: RawSample, limits: Limits, side: int) -> bytes:
-    """A JPEG of at most `side` pixels wide and high, upright and without metadata; raises NoPicture."""
+    """Make a JPEG of at most `side` pixels wide and high, upright and without metadata; raise NoPicture."""
     try:
         picture = thumbnail(decode_image(_image(raw), limits), side)
     except BadSample as error:
@@ -234,10 +234,10 @@ def small_picture(raw: RawSample, limits: Limits, side: int) -> bytes:
 
 
 def original(raw: RawSample, limits: Limits) -> tuple[bytes, str]:
-    """The picture's own bytes and their media type, which is that of a format on the list; raises NoPicture."""
+    """Return the picture's own bytes and their media type, one of the known formats; raise NoPicture."""
     data = _image(raw)
     try:
-        decode_image(data, limits)  # all of it: what does not decode is not a picture
+        decode_image(data, limits)  # decode all of it: bytes that do not decode are not a picture
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return data, _TYPES[str(image.format)]
     except BadSample as error:

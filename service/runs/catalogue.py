@@ -1,4 +1,4 @@
-"""Find finished runs by name: those of the settings and the outputs of finished jobs; keep the last few in memory."""
+"""Find finished runs by name, from the settings and from finished jobs; keep the last few in memory."""
 
 import threading
 from collections import OrderedDict
@@ -34,11 +34,11 @@ class RunRegistry:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """Configured runs first, then those of jobs."""
+        """List the names: runs of the settings first, then runs of jobs."""
         return list(self._folders())
 
     def path(self, name: str) -> Path:
-        """The run's folder; raises ApiError 404 `unknown_run`."""
+        """Return the run's folder; raise ApiError 404 `unknown_run`."""
         folders = self._folders()
         if name not in folders:
             known = ", ".join(list(folders)[:10]) or "none; start the server with --run DIR, or finish a job"
@@ -46,11 +46,11 @@ class RunRegistry:
         return folders[name]
 
     def load(self, name: str) -> FinishedRun:
-        """The run, from memory unless its folder has changed. Slow the first time: call it from a thread."""
+        """Load the run, from memory unless its folder has changed. Slow the first time: call it from a thread."""
         path = self.path(name)
         with self._lock:
             loading = self._loading.setdefault(path, threading.Lock())
-        with loading:  # two requests for one run read it once; requests for other runs do not wait
+        with loading:  # two requests for one run load it once; requests for other runs do not wait
             stamp = _stamp(path)
             with self._lock:
                 if path in self._loaded and self._loaded[path][0] == stamp:
@@ -69,7 +69,7 @@ class RunRegistry:
 
 
 def _stamp(path: Path) -> Stamp:
-    """A value that changes with every file of the run: files are renamed into place, which updates the folder's time."""
+    """Return a value that changes with every file of the run: files are renamed into place, which updates the folder's time."""
     stamps: list[tuple[int, int] | None] = []
     for part in (path, path / "_run.json", path / "embeddings"):
         try:

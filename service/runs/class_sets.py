@@ -43,7 +43,7 @@ class RegisteredClasses:
 
 
 def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> list[tuple[Predicted, ...]]:
-    """The likeliest classes of each image (N, d): softmax of TAC's logits (TANGO); none without an image."""
+    """Predict the likeliest classes of each image (N, d) by softmax of TAC's logits (TANGO); empty without an image."""
     logits = text_anchor_logits(images, anchors.embeddings, anchors.labels, len(anchors.names)).astype(np.float64)
     predicted: list[tuple[Predicted, ...]] = []
     for row in logits:
@@ -58,7 +58,7 @@ def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> lis
 
 
 class ClassSets:
-    """Class sets by name: read at the start, so that a mistake stops it; embedded once the model is loaded."""
+    """Class sets by name: read at the start, so that a mistake stops the service; embedded when the model is loaded."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sets: dict[str, ClassSet] = {}
@@ -73,14 +73,14 @@ class ClassSets:
         return list(self._sets)
 
     def source(self, name: str) -> ClassSet:
-        """Names and prompts of a set; raises ApiError 404 `unknown_classes`."""
+        """Return names and prompts of a set; raise ApiError 404 `unknown_classes`."""
         if name not in self._sets:
             known = ", ".join(self._sets) or "none; start the server with --classes"
             raise ApiError(404, "unknown_classes", f"there is no class set {name[:100]!r}; known are: {known}")
         return self._sets[name]
 
     def find_for_job(self, name: str) -> ClassSet:
-        """A registered set, else a built-in list; never a file that the client names."""
+        """Find a registered set, else a built-in list; never read a file that the client names."""
         return load_classes(name) if name in BUILT_IN and name not in self._sets else self.source(name)
 
     async def warm_up(self, encode: EncodeTexts) -> None:
@@ -102,7 +102,7 @@ class ClassSets:
         return len(self._embedded) == len(self._sets)
 
     def get(self, name: str) -> RegisteredClasses:
-        """Raises ApiError 404 `unknown_classes`, or 503 before warm-up."""
+        """Return a set; raise ApiError 404 `unknown_classes`, or 503 before warm-up."""
         self.source(name)
         if name not in self._embedded:
             raise Unavailable("not_ready", f"the class set {name} is not embedded yet; try again")

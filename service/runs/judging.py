@@ -12,7 +12,7 @@ from noisegate.pipeline.system import Float32, Float64, Index
 
 
 class Neighbour(BaseModel):
-    """A sample of the run asked against, and its cosine with the posted one."""
+    """A neighbour of a posted sample in the run, and their cosine."""
 
     key: str
     shard: str
@@ -33,9 +33,9 @@ class Predicted(BaseModel):
 class Judged:
     """The verdict on one sample; None for unknown. `status` is `bad_label` for a label that is not a class, else `ok`.
 
-    Scores are those of the table (p_vis[y], p_sem[y], q[y] / max q, argmax q = y). `refined_label` is argmax q, its
-    value `refined_confidence`: a new sample is no neighbour of any row, and for such samples TANGO's corrected label
-    (1 - b) Y_vis + b Y_sem falls back to q. The table's column of that name also uses a probe and can differ.
+    Scores are those of the table (p_vis[y], p_sem[y], q[y] / max q, argmax q = y). `refined_label` is argmax q, and
+    `refined_confidence` its value: a new sample is no row's neighbour, and for such samples TANGO's corrected label (1 - b)
+    Y_vis + b Y_sem falls back to q. The table's column of that name also uses a probe and can differ.
     """
 
     status: str = "ok"
@@ -57,7 +57,7 @@ class Judged:
 def class_numbers(
     labels: Sequence[int | str | None], names: Sequence[str], classes: int, judged: Sequence[Judged]
 ) -> Index:
-    """(N,) class numbers, -1 for none; a label that is not a class gets the status `bad_label`.
+    """Convert labels to class numbers (N,), -1 for none; a label that is not a class gets the status `bad_label`.
 
     >>> results = [Judged(), Judged(), Judged()]
     >>> class_numbers(["dog", 0, "bird"], ["cat", "dog"], 2, results).tolist(), results[2].error
@@ -77,7 +77,7 @@ def class_numbers(
 
 
 def anchor_shares(images: Float32, anchors: Anchors, classes: int) -> Float64:
-    """p_sem (N, C) of images (N, d), NaN for rows of zeros; in float64, so that ties are those of the table."""
+    """Compute p_sem (N, C) of images (N, d), NaN for rows of zeros; in float64, so that ties are as in the table."""
     votes = AnchorVotes.of(anchors.embeddings, anchors.labels, classes)
     parts = [votes.consistency(images[i : i + votes.chunk]) for i in range(0, len(images), votes.chunk)]
     return np.concatenate([np.zeros((0, classes)), *parts])

@@ -1,4 +1,4 @@
-"""The service's scorer: model, β and calibration of a finished run, or a model with a β that is set or measured."""
+"""The service's scorer: model, β and calibration of a finished run, or a model with a set or measured β."""
 
 import logging
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ log = logging.getLogger("noisegate.scoring")
 
 @dataclass
 class ServiceScorer:
-    """The scorer of a service, whose model is loaded in other processes; `complete` fills in what these report.
+    """The scorer of a service, whose model is loaded in other processes; `complete` takes their reports.
 
-    `recorded` is the scorer of the run that it comes from; `run` is that run's name.
+    `recorded` is the scorer of the run that this one comes from; `run` is that run's name.
     """
 
     spec: ModelSpec
@@ -49,19 +49,19 @@ class ServiceScorer:
 
     @property
     def measure(self) -> bool:
-        """Whether β has still to be measured with the model."""
+        """Whether β must still be measured with the model."""
         return self.beta is None
 
     def complete(self, identity: Identity, measured: Beta | None) -> None:
-        """Take the identity and β of the loaded model; raises MismatchError if it is not the model of the run."""
+        """Take the identity and β of the loaded model; raise MismatchError if it is not the model of the run."""
         if self.recorded is not None and (differences := self.recorded.compare(identity)):
             log.warning("libraries are not the run's own", extra={"run": self.run, "differences": differences})
         self.identity, self.beta = identity, self.beta or measured
 
     def score(self, embedded: Sequence[Embedded]) -> list[dict[str, float | bool | None]]:
-        """Weight, probability, cut and quality of each pair, as the table has them; None where there is none.
+        """Compute weight, probability, cut and quality of each pair, as in the table; None for missing values.
 
-        Takes milliseconds where there is a pool: call it in a thread.
+        With a pool this takes milliseconds: call it in a thread.
         """
         if self.beta is None:
             raise Unavailable("not_ready", "the model is loading", 2)
@@ -74,7 +74,7 @@ class ServiceScorer:
         ]
 
     def _pair_quality(self, embedded: Sequence[Embedded], cosines: Float32) -> Float32:
-        """Quality (N,) of each pair against the pool of the run; NaN where there is no pair or no pool."""
+        """Compute the quality (N,) of each pair against the pool of the run; NaN without a pair or a pool."""
         quality = np.full(len(embedded), np.nan, np.float32)
         pairs = np.flatnonzero(np.isfinite(cosines))
         if self.pool is not None and len(pairs):
@@ -85,7 +85,7 @@ class ServiceScorer:
         return quality
 
     def facts(self) -> dict[str, Any]:
-        """For `GET /v1/scorer`, as JSON values."""
+        """Return the facts of `GET /v1/scorer` as JSON values."""
         calibration = None
         if self.calibration is not None and self.beta is not None:
             values = self.calibration.to_dict()
@@ -105,9 +105,9 @@ class ServiceScorer:
 
 
 def plan_scorer(settings: Settings) -> ServiceScorer:
-    """The scorer of these settings, as far as it is known before the model is loaded.
+    """Make the scorer of these settings, as far as it is known before the model is loaded.
 
-    With `scorer_run`, or with runs and no model, that run gives model, β and calibration; `beta` set by hand wins.
+    With `scorer_run`, or with runs and no model, a run gives model, β and calibration; a set `beta` overrides the run's.
     """
     batch_size = settings.batch_size
     name = settings.scorer_run or (next(iter(settings.runs), None) if settings.model is None else None)

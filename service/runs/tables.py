@@ -38,12 +38,12 @@ from noisegate.pipeline.runs import (
 )
 from noisegate.pipeline.system import Float64, Index
 
-DEPTH = 10_000  # rows of a view that can be paged through
-MAX_CACHED = 48  # results per run
-BINS = 20  # what `bin_width` makes at most
+DEPTH = 10_000  # most rows of a view that can be paged through
+MAX_CACHED = 48  # cached results per run
+BINS = 20  # most bins that `bin_width` leads to
 RARE = 0.01  # share of pairs below which a kind (wrong, right) has no quantiles; chosen
 NUMBERS = tuple(name for name, (kind, _) in COLUMNS.items() if pa.types.is_floating(kind))
-SHOWN = [*COLUMNS, *REVIEW_COLUMNS]  # of a row
+SHOWN = [*COLUMNS, *REVIEW_COLUMNS]  # columns of a row
 
 View = Literal["worst", "best", "borderline", "random", "all"]
 Review = Literal["none", "any", "keep", "drop", "relabel", "disagree"]
@@ -126,7 +126,7 @@ class RowSelection:
 
 
 def usual_similarities(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
-    """Similarities below which 5, 50 and 95 % of the wrong and right pairs lie, by the calibration; None for a rare kind."""
+    """Return the similarities below which 5, 50 and 95 % of the wrong and right pairs lie; None for a rare kind."""
     cosines, kept, clean = calibration.by_cosine
     above = {"wrong": kept - clean, "right": clean}
     quantiles: dict[str, tuple[float, float, float] | None] = {}
@@ -161,12 +161,12 @@ class RunTables:
             return self._stems()
 
     def lenses(self) -> list[ScoreView]:
-        """The scores that can be browsed, the run's main one first: pairs by cosine or neighbourhood, and labels."""
+        """The scores that can be browsed, the run's main score first: pairs by cosine or neighbourhood, and labels."""
         with self._lock:
             return self._cached("lenses", self._lenses)
 
     def names(self) -> tuple[str, ...]:
-        """Names of the classes; empty if the run has no anchors."""
+        """Class names; empty if the run has no anchors."""
         with self._lock:
             return self._cached("names", lambda: read_class_names(self.run))
 
@@ -185,7 +185,7 @@ class RunTables:
             return self._cached(key, lambda: self._histogram(column, rules, bins))
 
     def choose(self, view: View, filters: Filters, by: str | None = None) -> RowSelection:
-        """The rows of a view over those that pass the filters.
+        """Choose the rows of a view from the rows that pass the filters.
 
         `by` names the column that ranks, the run's own score unless given. Rows without that score are in no view but `all`,
         which is the order of the table, and `random`, which has all rows that are clean or not, in a fixed random order. Raises
@@ -205,13 +205,13 @@ class RunTables:
             return self._cached(key, lambda: self._choose(ordered, None if view == "random" else rank, rules))
 
     def review(self) -> ReviewFigures:
-        """How often the tool agrees with people's marks."""
+        """Compute how often the tool agrees with people's marks."""
         chosen = self.choose("random", Filters())
         with self._lock:
             return self._cached(("review", self._reviews()), lambda: self._review(chosen))
 
     def rows(self, chosen: RowSelection, start: int, count: int) -> list[dict[str, Any]]:
-        """Some of the chosen rows with all columns and their `shard`."""
+        """Read some of the chosen rows with all columns and their `shard`."""
         part = slice(start, start + count)
         places, rows = chosen.places[part], chosen.rows[part]
         found: list[dict[str, Any]] = [{} for _ in places]
@@ -223,7 +223,7 @@ class RunTables:
         return found
 
     def row(self, stem: str, index: int) -> dict[str, Any] | None:
-        """One row with all columns, None where the run has no such shard or sample."""
+        """Read one row with all columns, None if the run has no such shard or sample."""
         if stem not in self.stems() or index < 0:
             return None
         table = self.run.read(stem, SHOWN).slice(index, 1)
@@ -261,7 +261,7 @@ class RunTables:
         return _stamp(path) if path.exists() else None
 
     def _review_stamp(self, rules: list[Where]) -> object:
-        """The same where a rule depends on the marks, else None: most results outlast a mark."""
+        """Return `_reviews` if a rule depends on the marks, else None: most results stay valid after a new mark."""
         return self._reviews() if any(set(rule.columns) & REVIEW_COLUMNS.keys() for rule in rules) else None
 
     def _review(self, chosen: RowSelection) -> ReviewFigures:
@@ -279,7 +279,7 @@ class RunTables:
         return [first] if first.noun == "label" or not labels else [first, choose_score_view({"labels": labels})]
 
     def _ranking(self, by: str | None) -> tuple[str, float | None]:
-        """The column that ranks, and the cut that belongs to it."""
+        """Return the column that ranks, and the cut that belongs to it."""
         lenses = self._cached("lenses", self._lenses)
         if by is None:
             return lenses[0].rank, lenses[0].cut
@@ -289,7 +289,7 @@ class RunTables:
         return by, 0.5 if by == "clean_probability" else cut
 
     def _cut_column(self, column: str) -> str:
-        """The column that the cut applies to, not always the one that ranks: labels rank by quality, are cut by probability."""
+        """Return the column of the cut, which can differ from the ranking: labels rank by quality, are cut by probability."""
         lenses = self._cached("lenses", self._lenses)
         return next((lens.column for lens in lenses if lens.rank == column), column)
 
@@ -309,7 +309,7 @@ class RunTables:
         }
 
     def _labels(self) -> dict[int, tuple[int, int]]:
-        """Rows and kept rows of every given class."""
+        """Count rows and kept rows of every given class."""
         totals: dict[int, tuple[int, int]] = {}
         for _, table in self._tables(["label", "clean"], []):
             known = pc.is_valid(table["label"]).to_numpy()
@@ -321,7 +321,7 @@ class RunTables:
         return totals
 
     def _tables(self, columns: list[str], rules: list[Where]) -> Iterator[tuple[int, pa.Table]]:
-        """(index, table) of every shard with the columns, and `passes`: whether all rules hold for the row."""
+        """Yield (index, table) of every shard with the columns, and `passes`: whether all rules hold for the row."""
         needed = {*columns, *(name for rule in rules for name in rule.columns)} - {"shard"}
         for place, stem in enumerate(self._stems()):
             table = self.run.read(stem, [name for name in READ_BY_NAME if name in needed] or ["index"])
@@ -360,7 +360,7 @@ class RunTables:
     def _choose(
         self, column: str | None, rank: Callable[[Float64], Float64] | None, rules: list[Where]
     ) -> RowSelection:
-        """The rows that have a value in `column` (all rows for None) by their rank; in random order without one."""
+        """Choose the rows with a value in `column` (all rows for None) by rank; in random order without a rank."""
         total, score = 0, np.zeros(0)
         places, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for place, table in self._tables([column] if column else [], rules):
@@ -374,13 +374,13 @@ class RunTables:
             score = np.concatenate([score, here[taken]])
             places = np.concatenate([places, np.full(len(taken), place)])
             rows = np.concatenate([rows, taken])
-            order = np.argsort(score, kind="stable")[:DEPTH]  # the earlier row first where scores tie
+            order = np.argsort(score, kind="stable")[:DEPTH]  # ties: the earlier row first
             score, places, rows = score[order], places[order], rows[order]
         return RowSelection(total, self._stems(), places, rows)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """A value that changes with the file; raises TableError if it is missing."""
+    """Return a value that changes with the file; raise TableError if it is missing."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -394,7 +394,7 @@ def _floats(table: pa.Table, name: str) -> Float64:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for JSON: digests in hex, None for numbers that are not finite."""
+    """Convert a row for JSON: digests in hex, None for numbers that are not finite."""
     unknown = [name for name, value in values.items() if isinstance(value, float) and not np.isfinite(value)]
     digests = {name: value.hex() for name, value in values.items() if isinstance(value, bytes)}
     return {**values, **digests, **dict.fromkeys(unknown)}
