@@ -33,7 +33,7 @@ from noisegate.pipeline.system.array_types import Float64, Index
 from .pool import Pool, fit_pool, given_true
 from .repair import RepairPolicy
 
-LEAST = 0.001  # share of labels that may be anything, and chance of noise, so that labels are ranked where none is found
+LEAST = 0.001  # floor of the share of random labels, and of the chance of noise: labels are ranked where none is found
 LIKELIER = 1e-5  # nats per label that another choice of nearest classes must gain
 STARTS = (0.05, 0.3)  # noise rates from which the simple model is fitted; the likelier result counts
 

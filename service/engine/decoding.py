@@ -84,7 +84,7 @@ class Decoder:
         return [] if self.pids or not self._workers else ["the decoders are restarting"]
 
     async def decode(self, image: bytes, client: str = "", cost: PictureCost | None = None) -> Decoded:
-        """Return the picture's `pixels`, or the table's status and error. Pass `cost` for a large picture: it is slow to find."""
+        """Return `pixels`, or the table's status and error. Pass the `cost` of a large picture, which takes time to find."""
         cost = cost or picture_cost(image, self._options.limits.max_pixels)
         sample = RawSample("", 0, {"jpg": image}, ["jpg"])
         if problem := self._find_problem(cost):
