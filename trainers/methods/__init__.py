@@ -1,8 +1,8 @@
 """Training methods by name.
 
-Each file begins with its paper's equations and the function behind each; equations that also need no training are in
-noisegate.pipeline.methods. baseline.py is plain training, base.py says what a method is, co_teaching.py is the base of methods
-with two networks, mixup.py is shared by several.
+Each file begins with its paper's equations and the function for each; equations that a frozen model can answer too are in
+noisegate.pipeline.methods. baseline.py is plain training, base.py defines the protocol of methods, co_teaching.py is the base
+of methods with two networks, mixup.py is shared by several methods.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_class(config: Mapping[str, Any]) -> type[Method]:
-    """The class that `config["name"]` names; raises ConfigError with the names there are."""
+    """Return the class that `config["name"]` names; raise ConfigError with the known names."""
     name = config.get("name")
     if name is None:
         raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}", "method.name", None)

@@ -1,7 +1,8 @@
-"""What a method is, and what it may ask of the run that drives it. docs/contributing/method.md writes one step by step.
+"""The protocol of methods, and of the run that drives them. docs/contributing/method.md writes a method step by step.
 
-A method decides which samples an epoch shows, what their loss is, and what it remembers about each; the loop does the rest
-(devices, precision, ranks, optimiser, checkpoints, evaluation). It sees similarities and logits, never a network's inside.
+A method decides which samples an epoch shows, what their loss is, and what is remembered about each; the loop does the rest
+(devices, precision, ranks, optimiser, checkpoints, evaluation). A method sees similarities and logits, never a network's
+internals.
 
     epochs(wanted)       how many epochs, where the method itself knows
     begin_epoch(run)     before each epoch; run.measure(…) passes over all data with the current networks
@@ -11,8 +12,8 @@ A method decides which samples an epoch shows, what their loss is, and what it r
     state_dict()         everything that begin_epoch and loss change, arrays by global row number above all
     sample_columns()     what was learnt about the samples, by row, for a weight table
 
-A step's loss may add up the losses of several networks, for these share no parameters: one backward serves all. A run that
-goes on in the middle of an epoch loads the state and does not begin the epoch again, so `streams` must follow from the state.
+A step's loss may sum the losses of several networks, because these share no parameters: one backward serves all. A run resumed
+in the middle of an epoch loads the state and does not call begin_epoch again, so `streams` must follow from the state.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_WEIGHTS = ("index", "label", "refined_label", "predicted_label", "review_labe
 """columns of numbers that count or name something"""
 Array = NDArray[Any]
 LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "evidential", "cross_entropy", "contrastive"]
-LOSSES: Mapping[str, tuple[str, ...]] = {  # of each task, the usual one first
+LOSSES: Mapping[str, tuple[str, ...]] = {  # losses of each task, the default first
     "retrieval": ("info_nce", "triplet", "hardest_triplet"),
     "classification": ("cross_entropy",),
     "image_retrieval": ("contrastive",),
@@ -78,9 +79,9 @@ class MethodConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows to train on, (total_rows,) bool; None for all that data.where allows. `order` seeds the shuffle.
+    """Rows to train on, (total_rows,) bool; None for all rows that data.where allows. `order` seeds the shuffle.
 
-    full: start over until the epoch has as many steps as one over all rows.
+    full: start over until the epoch has as many steps as an epoch over all rows.
     """
 
     rows: NDArray[np.bool_] | None = None
@@ -93,7 +94,7 @@ class Seen:
     """One network's view of a batch, of all ranks together; B samples in the order of the plan.
 
     similarity: (B, B), images against texts, or against images for image_retrieval. logits: (B, C) for classification,
-    already scaled. same: (B, B) bool, pairs that show the same picture or caption. Either may be None.
+    already scaled. same: (B, B) bool, pairs with the same picture or caption. Each may be None.
     """
 
     rows: Tensor
@@ -109,14 +110,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """`loss` is None when there is nothing to learn from the batch: it is skipped, and counted."""
+    """The loss of a step; `loss` is None if there is nothing to learn from the batch: it is skipped and counted."""
 
     loss: Tensor | None
     logs: Mapping[str, float | Tensor] = field(default_factory=dict)
 
 
 class Run(Protocol):
-    """What a method may ask of the loop. Everything is the same on all ranks."""
+    """The loop's services for a method. All values are the same on all ranks."""
 
     task: str
     seed: int
@@ -133,23 +134,23 @@ class Run(Protocol):
         ...
 
     def observe(self, batch: Batch, network: int = 0, weights: Mapping[str, Tensor] | None = None) -> Seen:
-        """As `forward`, in evaluation mode and without gradients; `weights` by name in place of the network's own."""
+        """Like `forward`, in evaluation mode and without gradients; `weights` by name replace the network's own."""
         ...
 
     def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
-        """Encode this rank's images alone: mixed ones, say."""
+        """Encode this rank's images only, for example mixed images."""
         ...
 
     def read(self, rows: Array) -> Batch:
-        """Read these rows, (B,) and maybe repeated, in this process."""
+        """Read these rows, (B,), possibly repeated, in this process."""
         ...
 
     def try_update(self, loss: Tensor, network: int = 0) -> dict[str, Tensor]:
-        """Weights by name as one update by the gradient of `loss` would leave them; network and optimiser stay as they are."""
+        """Return weights by name after a trial update by the gradient of `loss`; network and optimiser do not change."""
         ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """This rank's rows and those of all others, in rank order, with gradients."""
+        """Gather the rows of all ranks, in rank order, with gradients."""
         ...
 
     def network(self, network: int = 0) -> Target: ...
@@ -157,33 +158,33 @@ class Run(Protocol):
     def measure(
         self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
     ) -> dict[str, Array]:
-        """Pass over all data in shuffled batches, without augmentation and gradients; (total_rows, …), NaN where not seen."""
+        """Pass over all data in shuffled batches, without augmentation and gradients; return (total_rows, …), NaN if unseen."""
         ...
 
     def measure_each(
         self, function: Callable[[Seen, int], Mapping[str, Tensor]], *, texts: bool = True
     ) -> list[dict[str, Array]]:
-        """As `measure`, of every network, reading the data once."""
+        """Like `measure`, for every network, reading the data only once."""
         ...
 
     def on_device(self, batch: Batch) -> Batch:
-        """Batches come as the data loader left them; `forward` moves them by itself."""
+        """Move a batch to the device; `forward` does this by itself."""
         ...
 
     def column(self, name: str) -> Array:
-        """A whole column of the table, (total_rows,)."""
+        """Return a whole column of the table, (total_rows,)."""
         ...
 
     def row_mean(self, values: Array) -> float:
-        """Mean of (total_rows,) values over the rows trained on, NaN as 0."""
+        """Compute the mean of (total_rows,) values over the rows trained on, NaN as 0."""
         ...
 
     def random(self, purpose: str) -> np.random.Generator:
-        """A generator of its own for each purpose, epoch and step: going on after a stop draws the same."""
+        """Return a separate generator for each purpose, epoch and step, so that a resumed run draws the same numbers."""
         ...
 
     def restart(self, epochs: int) -> None:
-        """Draw the networks anew, forget optimiser and best figure, and begin the schedule again for `epochs` epochs."""
+        """Initialise the networks again, forget optimiser and best figure, and restart the schedule for `epochs` epochs."""
         ...
 
     def note(self, text: str) -> None:
@@ -192,7 +193,7 @@ class Run(Protocol):
 
 
 class Method(ABC):
-    """The base of all: training over all rows. A method says its loss, and overrides what else it does differently."""
+    """The base of all methods: training over all rows. A method defines its loss, and overrides other steps if needed."""
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval", "classification", "image_retrieval")
@@ -204,19 +205,19 @@ class Method(ABC):
     """what a reader of its results must know, such as that it is a reconstruction"""
 
     def __init__(self, config: MethodConfig, task: str) -> None:
-        """Raises ConfigError where the configuration does not fit the task."""
+        """Raise ConfigError if the configuration does not fit the task."""
         if task not in self.tasks:
             problem = f"is not for method.name={config.name}; use task.name={' or '.join(self.tasks)}"
             raise ConfigError.of("task.name", task, problem)
         self.config = config
         self.task = task
         self.loss_name = self._loss_for(task)
-        self._weights: Tensor | None = None  # (total_rows,) of method.weights
+        self._weights: Tensor | None = None  # (total_rows,), the column method.weights
 
     # --- what it needs ---------------------------------------------------------------------------------------------------
 
     def columns(self) -> tuple[str, ...]:
-        """Of the table, to come with every batch."""
+        """Columns of the table that come with every batch."""
         return ()
 
     def table_columns(self) -> tuple[str, ...]:
@@ -229,14 +230,14 @@ class Method(ABC):
         return None
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
-        """The target's settings, with others in place of defaults where the method asks for them."""
+        """Return the target's settings, with some defaults replaced by the method."""
         return config
 
     def check(self, table: Path | None) -> None:
-        """Raises ConfigError, before anything is loaded, where the table lacks what the method needs."""
+        """Raise ConfigError, before anything is loaded, if the table lacks what the method needs."""
 
     def check_weights(self, table: Path | None) -> None:
-        """Raise ConfigError where the table has no numbers in the column `method.weights`."""
+        """Raise ConfigError if the table has no numbers in the column `method.weights`."""
         name = self.config.weights
         if name is None:
             return
@@ -272,9 +273,9 @@ class Method(ABC):
         self.prepare(run)
 
     def weights_source(self, table: Path | None) -> str:
-        """What `method.weights` comes from: its column, or `prompts` or `images` for OSA's weight of labels.
+        """Return the source of `method.weights`: its column, or `prompts` or `images` for OSA's weight of labels.
 
-        The latter where the task is about labels and the table has no weights of captions.
+        The latter if the task is about labels and the table has no weights of captions.
         """
         name = self.config.weights or ""
         if name != "osa_weight" or self.task not in LABEL_WEIGHT or table is None:
@@ -286,17 +287,17 @@ class Method(ABC):
         self._weights = torch.from_numpy(np.asarray(weights, np.float32))
 
     def prepare(self, run: Run) -> None:
-        """Once, before the first step and after every resume: what can be computed again and need not be saved."""
+        """Compute, before the first step and after every resume, what need not be saved in checkpoints."""
 
     def uses_all_parameters(self) -> bool:
-        """Whether every step's loss depends on all weights of a retrieval network, its learnt scale included.
+        """Return whether every step's loss depends on all weights of a retrieval network, its learnt scale included.
 
-        Several devices need to know; False is always right, and a little slower.
+        Training on several devices needs this; False is always safe, and a little slower.
         """
         return False
 
     def epochs(self, wanted: int) -> int:
-        """How many epochs there will be, where loop.epochs says `wanted`."""
+        """Return the number of epochs, given loop.epochs as `wanted`."""
         return wanted
 
     # --- an epoch ----------------------------------------------------------------------------------------------------------
@@ -304,19 +305,19 @@ class Method(ABC):
     def begin_epoch(self, run: Run) -> None: ...
 
     def streams(self, run: Run) -> dict[str, Stream]:
-        """By name; a step gets one batch of each, and shorter streams start over until the longest ends."""
+        """Return the streams by name; a step gets one batch of each, and shorter streams start over until the longest ends."""
         return {ALL: Stream()}
 
     @abstractmethod
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        """One step, of one batch from each stream."""
+        """Compute the loss of one step, from one batch of each stream."""
 
     def end_epoch(self, run: Run) -> None: ...
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Array]:
-        """Arrays that a checkpoint must hold."""
+        """Return the arrays that a checkpoint must contain."""
         return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -325,25 +326,25 @@ class Method(ABC):
             setattr(self, name, np.array(state[name]))
 
     def sample_columns(self) -> dict[str, Array]:
-        """(total_rows,) each: what was learnt about the samples."""
+        """Return what was learnt about the samples, (total_rows,) each."""
         return {}
 
     # --- what several share ------------------------------------------------------------------------------------------------
 
     def weights_of(self, rows: Tensor) -> Tensor | None:
-        """(B,) `method.weights` of these rows, on their device; None where there are none."""
+        """Return `method.weights` of these rows, (B,), on their device; None if there are none."""
         return None if self._weights is None else self._weights[rows.cpu()].to(rows.device)
 
     def weigh(self, each: Tensor, rows: Tensor) -> Tensor:
-        """w_i L_i of losses (B,), or of soft labels (B, C), with the weights of `method.weights`; without these as given."""
+        """Multiply losses (B,), or soft labels (B, C), by `method.weights`; return them unchanged if there are no weights."""
         weights = self.weights_of(rows)
         return each if weights is None else each * weights.to(each).view(-1, *[1] * (each.ndim - 1))
 
     def losses(self, seen: Seen, negatives: Tensor | None = None, trust: Tensor | None = None) -> Tensor:
-        """(B,) by `config.loss` and the task; `negatives` (B,) bool may leave samples out of the others' negatives.
+        """Compute losses (B,) by `config.loss` and the task; `negatives` (B,) bool may exclude samples from others' negatives.
 
-        trust: (B,) how much each counts as one of its class for the others, where the loss puts images of a class together;
-        None: by `method.weights`.
+        trust: (B,) weight of each image in the losses of the others of its class, if the loss compares images of a class; None:
+        `method.weights`.
         """
         temperature = self.config.temperature or seen.temperature
         same = seen.same if self.config.mask_same else None
@@ -372,17 +373,17 @@ class Method(ABC):
 
 
 def check_warmup(warmup: int | None, epochs: int, usual: int) -> None:
-    """Raise ConfigError where the warm-up takes all `epochs`; `usual` is one that does not."""
+    """Raise ConfigError if the warm-up takes all `epochs`; `usual` is a value that works."""
     if warmup is not None and warmup >= epochs:
         problem = f"leaves nothing of loop.epochs={epochs}; use {usual} or loop.epochs={warmup + max(2, epochs)}"
         raise ConfigError.of("method.warmup", warmup, problem)
 
 
 def knows_classes(predicted: Index, voted: Index) -> bool:
-    """Whether a network says of at least two thirds of the samples what their neighbours' given labels say; (N,) classes each.
+    """Return whether predicted classes (N,) agree with the neighbours' votes (N,) for at least 2/3 of the samples.
 
-    These are two views of a sample, and right labels win the vote of many neighbours whatever the share of wrong ones. Where
-    the views differ for most samples, neither is fit to overrule a given label.
+    These are two views of a sample, and right labels win the vote of many neighbours whatever the share of wrong ones. If the
+    views differ for most samples, neither may overrule a given label.
 
     >>> knows_classes(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 0]))
     True

@@ -69,7 +69,7 @@ class BiCro(CoTeaching):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self._anchors: dict[int, Vectors] = {}  # of each network in this step, for its batch of noisy pairs
+        self._anchors: dict[int, Vectors] = {}  # anchors of each network in this step, for its batch of noisy pairs
 
     def split(self, losses: Float32) -> Split:
         return bmm_split(losses) if self.config.mixture == "beta" else gmm_split(losses)
@@ -78,7 +78,7 @@ class BiCro(CoTeaching):
         return clean_rows(confidence, self.config.threshold, inclusive=False, one_percent=self.config.one_percent)
 
     def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        """ℓ, and the prediction by which anchors are chosen."""
+        """Compute ℓ, and the prediction by which anchors are chosen."""
         assert seen.similarity is not None
         same = self.same(seen)
         loss = triplet(seen.similarity, self.config.margin, same=same)
@@ -98,7 +98,7 @@ class BiCro(CoTeaching):
         return super().loss(batches, run)
 
     def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
-        """With procedure=paper also what the partner sees of this batch, whose vectors make the labels."""
+        """With procedure=paper, also return the partner's view of this batch, whose vectors make the labels."""
         view = super().ask_partner(batch, rows, network, run)
         if self.config.procedure == "lean":
             return view
@@ -118,7 +118,7 @@ class BiCro(CoTeaching):
         return NetworkStep(loss, division, label, logs)
 
     def _label(self, view: Seen, network: int, partner: PartnerView, prediction: Tensor) -> Tensor:
-        """ỹ (B,); all 0 in a step without any clean pair."""
+        """Compute ỹ (B,); all 0 in a step without any clean pair."""
         assert view.texts is not None
         sides = (view.images, view.texts)
         images, texts = (F.normalize(side["vectors"].detach().float(), dim=-1) for side in sides)
@@ -131,13 +131,13 @@ class BiCro(CoTeaching):
         return soft_labels(agreement, partner.clean, anchors, self.config.label_threshold)
 
     def sample_columns(self) -> dict[str, Array]:
-        """p and ỹ, means over both networks."""
+        """Return p and ỹ, means over both networks."""
         confidence, _ = self.final_division()
         return {"bicro_probability": mean_of_known(confidence), "bicro_label": mean_of_known(self.prediction)}
 
 
 def choose_anchors(prediction: Tensor, clean: Tensor, share: float) -> Tensor:
-    """(B,) bool: of the n clean pairs the floor(share n) + 1 with the largest prediction (all where share is 1); (B,) each.
+    """Choose of n clean pairs the floor(share n) + 1 with the largest prediction (all if share is 1), (B,) bool.
 
     >>> choose_anchors(torch.tensor([0.9, 0.2, 0.8, 1.0]), torch.tensor([True, True, True, False]), 0.4).tolist()
     [True, False, True, False]

@@ -1,10 +1,10 @@
-"""Two networks that divide the data for one another: what LNC, NCR and GSL share.
+"""Two networks that divide the data for each other: the base of LNC, NCR, GSL and BiCro.
 
 Networks A and B (numbers 0 and 1) start from different weights and see the data in different orders. Each epoch the
 per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that a network
 does not confirm its own mistakes. Evaluation averages the similarities of both. The noisy half learns only after half of the
-epochs that follow the warm-up, as in NCR's published code: a wrong pair pulls even at margin 0 (LNC Eq. 10), and by then its
-label is known best.
+epochs that follow the warm-up, as in NCR's published code: a wrong pair has a gradient even at margin 0 (LNC Eq. 10), and by
+then its label is known best.
 
 Two procedures are known:
 
@@ -61,9 +61,9 @@ class CoTeachingConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class PartnerView:
-    """What the partner network says of a batch: (B,) each. prediction is NaN where it has not seen the sample yet.
+    """The partner network's results on a batch, (B,) each. prediction is NaN for samples it has not seen yet.
 
-    own_prediction: of the learning network itself, where that was predicted in evaluation mode too.
+    own_prediction: of the learning network itself, if it was predicted in evaluation mode too.
     """
 
     clean: Tensor
@@ -76,7 +76,7 @@ class PartnerView:
 
 @dataclass(frozen=True)
 class NetworkStep:
-    """One network's step on one batch, (B,) each: the losses to learn by, and what is remembered of the samples."""
+    """One network's step on one batch, (B,) each: the losses to minimise, and values to remember about the samples."""
 
     loss: Tensor
     division: Tensor
@@ -86,7 +86,7 @@ class NetworkStep:
 
 
 class CoTeaching(Method):
-    """Remember losses and predictions by row, divide by them at the start of an epoch, and swap the halves."""
+    """Remember losses and predictions by row, divide the rows by them at the start of an epoch, and swap the halves."""
 
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
     networks: ClassVar[int] = 2
@@ -115,23 +115,23 @@ class CoTeaching(Method):
 
     @abstractmethod
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
-        """Compute a step of `network`, given what its partner says of the batch."""
+        """Compute a step of `network`, given its partner's results on the batch."""
 
     @abstractmethod
     def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        """(B,) division loss and prediction."""
+        """Compute the division loss and the prediction, (B,) each."""
 
     def divides_in_warm_up(self) -> bool:
-        """Whether the warm-up divides too."""
+        """Return whether the warm-up divides the rows too."""
         return False
 
     def after_division(self, run: Run) -> None:
-        """Called in the warm-up where `divides_in_warm_up`."""
+        """Hook that is called in the warm-up if `divides_in_warm_up`."""
 
     # --- an epoch ----------------------------------------------------------------------------------------------------------
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
-        """Choose `loss: auto` by whether the target is pretrained; its settings stay as they are."""
+        """Resolve `loss: auto` by whether the target is pretrained; the target's settings do not change."""
         if self.config.loss == "auto" and not config.from_scratch:
             self.loss_name = PRETRAINED_LOSS
         return config
@@ -156,7 +156,7 @@ class CoTeaching(Method):
         return run.epoch < self.config.warmup
 
     def holds_noisy_back(self, run: Run) -> bool:
-        """Whether only the clean half learns: after the warm-up, for `noisy_from` of the epochs that follow it."""
+        """Return whether only the clean half learns: after the warm-up, for the share `noisy_from` of the epochs after it."""
         after_warm_up = run.epoch - self.config.warmup
         return 0 <= after_warm_up < int(self.config.noisy_from * (self.total_epochs - self.config.warmup))
 
@@ -171,10 +171,10 @@ class CoTeaching(Method):
             self.after_division(run)
 
     def divide(self, run: Run) -> None:
-        """Find each network's halves by its own losses; they are swapped when they are used."""
+        """Find each network's halves by its own losses; the halves are swapped when used."""
         for network, name in enumerate(NAMES):
             if np.isnan(self.division[network]).all():
-                continue  # the first epoch of the lean procedure without a warm-up: nothing is known yet
+                continue  # the first epoch of the lean procedure without a warm-up: there are no losses yet
             split = self.split(self.division[network])
             self.confidence[network] = split.clean_probability
             self.clean[network] = self.choose_clean(self.confidence[network])
@@ -187,7 +187,7 @@ class CoTeaching(Method):
                 run.note(f"epoch {run.epoch + 1}: network {name} finds nothing clean")
 
     def choose_clean(self, confidence: Float32) -> Mask:
-        """(N,) which rows are clean."""
+        """Choose the clean rows, (N,)."""
         return clean_rows(confidence, self.config.threshold, one_percent=self.config.one_percent)
 
     def _pass_over_data(self, run: Run) -> None:
@@ -208,7 +208,7 @@ class CoTeaching(Method):
             else:
                 clean = self.clean[1 - network]
                 streams[f"{name}_clean"] = Stream(clean, order=network)
-                if not self.holds_noisy_back(run) or not clean.any():  # without any clean row the epoch teaches nothing
+                if not self.holds_noisy_back(run) or not clean.any():  # else there is nothing to learn from
                     streams[f"{name}_noisy"] = Stream(~clean, order=network)
         return streams
 
@@ -235,7 +235,7 @@ class CoTeaching(Method):
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
     def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
-        """The swap of co-teaching: what the other network found."""
+        """Return the other network's results: the swap of co-teaching."""
         partner = 1 - network
 
         def on_device(values: Array) -> Tensor:
@@ -250,25 +250,25 @@ class CoTeaching(Method):
         return PartnerView(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction, own)
 
     def plain_loss(self, seen: Seen, hardest: bool = False) -> Tensor:
-        """(B,) the loss of the warm-up, in which all pairs count as given."""
+        """Compute the loss of the warm-up (B,), in which all given pairs count as right."""
         assert seen.similarity is not None
         if self.loss_name == "info_nce":
             return info_nce(seen.similarity, self.config.temperature or seen.temperature, self.same(seen))
         return triplet(seen.similarity, self.config.margin, hardest=hardest, same=self.same(seen))
 
     def soft_loss(self, seen: Seen, label: Tensor, margin: Tensor) -> Tensor:
-        """(B,) L_soft (LNC Eq. 10, GSL Eq. 17) of pairs with soft labels (B,) and the margins (B,) that follow from them."""
+        """Compute L_soft (LNC Eq. 10, GSL Eq. 17), (B,), of pairs with soft labels (B,) and their margins (B,)."""
         assert seen.similarity is not None
         if self.loss_name == "info_nce":
             return label * self.plain_loss(seen)
         return triplet(seen.similarity, margin, hardest=self.loss_name == "hardest_triplet", same=self.same(seen))
 
     def same(self, seen: Seen) -> Tensor | None:
-        """(B, B) bool of pairs that are no negatives."""
+        """Return which pairs are no negatives, (B, B) bool."""
         return seen.same if self.config.mask_same else None
 
     def final_division(self) -> tuple[Float32, Mask]:
-        """Confidence and clean, (2, N) each by the network that judged, from all losses remembered until now."""
+        """Compute confidence and clean, (2, N) each, by the judging network, from all losses remembered so far."""
         if self.config.procedure == "paper" or np.isnan(self.division).all():
             return self.confidence, self.clean
         confidence = np.stack([self.split(losses).clean_probability.astype(np.float32) for losses in self.division])
@@ -276,10 +276,10 @@ class CoTeaching(Method):
 
 
 def standardise(losses: Tensor) -> Tensor:
-    """(B,) losses of one batch with mean 0 and deviation 1; zeros where they do not differ.
+    """Scale the losses of one batch (B,) to mean 0 and deviation 1; zeros if they do not differ.
 
-    Losses that are noted while a network learns come from ever better networks: within a batch they compare, across the
-    batches of an epoch they do not. Every batch is a random draw of all samples, so that it has the same mixture.
+    Losses recorded during training come from ever better networks: they are comparable within a batch, but not across the
+    batches of an epoch. Every batch is a random draw of all samples, so it has the same mixture.
 
     >>> standardise(torch.tensor([1.0, 3.0])).tolist()
     [-1.0, 1.0]
@@ -292,9 +292,9 @@ def standardise(losses: Tensor) -> Tensor:
 def clean_rows(
     confidence: Float32, threshold: float = 0.5, *, inclusive: bool = True, one_percent: bool = False
 ) -> Mask:
-    """(N,) whether w_i >= threshold (LNC), or > threshold (NCR, GSL); rows without a confidence keep their given label.
+    """Return whether w_i >= threshold (LNC), or > threshold (NCR, GSL), (N,); rows without a confidence count as clean.
 
-    one_percent: where all are clean, the least sure hundredth is not (NCR's published code).
+    one_percent: if all rows are clean, the 1 % with the lowest confidence are not (NCR's published code).
     """
     known = np.where(np.isnan(confidence), np.inf, confidence)
     if one_percent:
@@ -306,7 +306,7 @@ def clean_rows(
 
 
 def mean_of_known(values: Float32) -> Float32:
-    """(N,) mean over the networks (2, N) of the values that are not NaN; NaN where both are."""
+    """Average the values of both networks (2, N) that are not NaN, (N,); NaN if both are."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=0)
     return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan).astype(np.float32)

@@ -8,8 +8,9 @@
     y_i ← β y_i + (1 - β) p̂_i                                    Eq. 10-11   `correct_labels`
     ŷ_i = 0 where y_i < ε, else y_i                               Eq. 12      `truncate_labels`
 
-A pretrained target that is sure of little has p̂ near 0 for all pairs, and would refuse them all. There p̂_i is relative to the
-strongest candidate, not the paper's (`label: relative`): ½ (p°_ii / max_j p°_ij + p◇_ii / max_j p◇_ij)     `relative_match`
+A pretrained target with low probabilities has p̂ near 0 for all pairs, and would refuse all of them. For such a target p̂_i is
+relative to the strongest candidate, unlike in the paper (`label: relative`): ½ (p°_ii / max_j p°_ij + p◇_ii / max_j p◇_ij)
+`relative_match`
 
 y_i is the soft label of pair i, 1 at first. The network is trained in pieces: each begins with new weights and keeps the
 labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, images against texts.
@@ -36,7 +37,7 @@ FROM_SCRATCH = 0.05
 
 
 def _numbers(value: Any) -> Any:
-    """Of a command line: 5,5,5,30."""
+    """Parse numbers of a command line: 5,5,5,30."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -71,7 +72,7 @@ class CrclConfig(MethodConfig):
 
 
 class Crcl(Method):
-    """Direct learning of pairs that are believed, complementary learning of the others; labels by momentum, in pieces."""
+    """Direct learning of believed pairs, complementary learning of the others; labels by momentum, in pieces."""
 
     Config: ClassVar[type[MethodConfig]] = CrclConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
@@ -112,20 +113,20 @@ class Crcl(Method):
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
     def locate(self, epoch: int) -> tuple[int, int]:
-        """Piece j and epoch t of it, both from 1 on."""
+        """Return piece j and its epoch t, both counted from 1."""
         starts = [0, *accumulate(self.lengths)]
         piece = max(j for j, start in enumerate(starts[:-1]) if start <= epoch)
         return piece + 1, epoch - starts[piece] + 1
 
     def begin_epoch(self, run: Run) -> None:
-        """New weights at the start of a piece; Eq. 11 with what the last epoch predicted."""
+        """Draw new weights at the start of a piece; apply Eq. 11 with the last epoch's predictions."""
         j, t = self.locate(run.epoch)
         if run.epoch == 0:
             lengths = ", ".join(map(str, self.lengths))
             run.note(f"crcl: epochs of each piece: {lengths}; labels are frozen in the first {self.config.freeze}")
         if t == 1:
             self.probabilities[:] = np.nan
-            if len(self.lengths) > 1:  # the first too, whose learning rate would else run its course over all pieces
+            if len(self.lengths) > 1:  # the first piece too: otherwise its schedule would span all pieces
                 run.restart(self.lengths[j - 1])
         if self.config.preset == "code":
             return
@@ -155,7 +156,7 @@ class Crcl(Method):
         )
 
     def _labels_of(self, rows: Index, matched: Float32, epoch: int) -> Float32:
-        """ŷ of a batch, and what is remembered of it."""
+        """Compute ŷ of a batch, and remember its predictions."""
         if self.config.preset == "paper" or not self.config.correct:
             self.probabilities[rows] = matched
             return truncate_labels(self.labels[rows], self.config.truncate)
@@ -173,20 +174,20 @@ class Crcl(Method):
         return {"labels": self.labels, "probabilities": self.probabilities, "lengths": np.array(self.lengths)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Pieces stay as they were begun; where there are more epochs now than there were then, the last one is longer."""
+        """Load the state; the pieces stay as begun, and if there are more epochs now, the last piece is longer."""
         self.labels, self.probabilities = state["labels"].copy(), state["probabilities"].copy()
         *begun, _ = state["lengths"].tolist()
         self.lengths = (*begun, sum(self.lengths) - sum(begun))
 
     def sample_columns(self) -> dict[str, Array]:
-        """`crcl_label` is y; clean is what Eq. 12 leaves."""
+        """Return `crcl_label` (y) and `clean` (pairs that Eq. 12 does not set to 0)."""
         return {"crcl_label": self.labels, "clean": self.labels >= self.config.truncate}
 
 
 def split_epochs(epochs: int, freeze: int = 2) -> tuple[int, ...]:
-    """Pieces like the published 5,5,5,30: up to three short ones, a ninth each but longer than `freeze`, then the rest.
+    """Split epochs like the published 5,5,5,30: up to three short pieces, 1/9 each but longer than `freeze`, then the rest.
 
-    The short ones never take more than half, so few epochs make fewer pieces.
+    The short pieces never take more than half, so few epochs make fewer pieces.
 
     >>> split_epochs(45), split_epochs(20), split_epochs(5)
     ((5, 5, 5, 30), (3, 3, 3, 11), (5,))
@@ -199,14 +200,14 @@ def split_epochs(epochs: int, freeze: int = 2) -> tuple[int, ...]:
 def complementary_loss(probabilities: Tensor, q: Tensor) -> Tensor:
     """(B,) L_r of one direction (Eq. 6): rows (B, N) that sum to 1, the given match of row i in column i; q (B,) in [0, 1].
 
-    q = 0 is the plain complementary loss; with q = 1 the losses over all N possible matches of a row add up to N - 1
-    whatever the network says, which makes it noise tolerant (Lemma 1). The denominator is at least 1.
+    q = 0 is the plain complementary loss; with q = 1 the losses over all N possible matches of a row sum to N - 1 for any
+    network, which makes it noise tolerant (Lemma 1). The denominator is at least 1.
 
     >>> p = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     >>> complementary_loss(p, torch.tensor([1.0, 0.0]))  # one half; tan .2
     tensor([0.5000, 0.2027])
     """
-    tangents = probabilities.clamp(max=1.0).tan()  # rounding beyond 1 is harmless, beyond π/2 it would not be
+    tangents = probabilities.clamp(max=1.0).tan()  # rounding may exceed 1; tan is harmless there, but not near π/2
     own = torch.eye(len(tangents), tangents.shape[1], dtype=torch.bool, device=tangents.device)
     return tangents.masked_fill(own, 0).sum(dim=1) / tangents.sum(dim=1) ** q
 

@@ -18,8 +18,8 @@ s: similarity in [-1, 1]. m: margin. y' is found anew before each epoch after th
 pair that is not believed is a negative (its evidence is pushed down) and has no hinge. The hinges are added up over the batch,
 as published: without them the divergence pushes all cosines apart, and a network of cosines collapses.
 
-Hinges take a pretrained network of cosines apart, and a weak one believes so few pairs that it would learn from next to
-nothing by y' alone; hence ỹ there.
+Hinges ruin a pretrained network of cosines, and a weak one believes so few pairs that with y' it would learn from almost
+nothing; therefore ỹ is used there.
 
 The published code squashes SGRAF's last number by tanh; here s is the cosine, or 2 S - 1 of a target whose S is a sigmoid.
 There n falls by η = .025 with each update, from 128 to 5 in the first tenth of the updates on Flickr30K; here the tenth is the
@@ -66,7 +66,7 @@ class DeclConfig(MethodConfig):
 
 
 class Decl(Method):
-    """Evidential learning of the matches in a batch; hinges of believed pairs against ever harder negatives."""
+    """Evidential learning of the matches in a batch; hinges of believed pairs against increasingly hard negatives."""
 
     Config: ClassVar[type[MethodConfig]] = DeclConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
@@ -106,7 +106,7 @@ class Decl(Method):
         self.doubt = np.full(run.total_rows, np.nan, np.float32)
 
     def begin_epoch(self, run: Run) -> None:
-        """y' and ỹ of all pairs."""
+        """Compute y' and ỹ of all pairs."""
         if run.epoch < self.warmup:
             return
 
@@ -142,7 +142,7 @@ class Decl(Method):
         return StepLoss(self.weigh(each, seen.rows).mean(), logs)
 
     def hardness(self, size: int, run: Run) -> int:
-        """n for a batch of `size` pairs."""
+        """Return n for a batch of `size` pairs."""
         updates = self.config.anneal * self.total_epochs * run.total_rows / size
         done = 1.0 if updates < 1 else min(1.0, run.step / updates)
         least = min(self.config.hardest, size - 1)
@@ -160,7 +160,7 @@ class Decl(Method):
         return evidence(self._scores(seen, run).float(), self.config.temperature or 0.1, self._same(seen))
 
     def sample_columns(self) -> dict[str, Array]:
-        """What the last epoch began with; nothing after a warm-up alone."""
+        """Return the values at the start of the last epoch; nothing after a warm-up alone."""
         if np.isnan(self.doubt).all():
             return {}
         return {"clean": self.clean, "decl_uncertainty": self.doubt}
@@ -198,7 +198,7 @@ def predict_clean(found: Tensor) -> Tensor:
 
 
 def soft_belief(found: Tensor) -> Tensor:
-    """ỹ (B,) in [0, 1] of evidence (B, B): what the given pair has, both ways, over the most that any pair of its row has.
+    """ỹ (B,) in [0, 1]: evidence (B, B) of the given pair, both ways, over the largest of any pair of its row.
 
     >>> soft_belief(torch.tensor([[2.0, 1.0, 0.0], [4.0, 2.0, 0.0], [0.0, 0.0, 1.0]])).tolist()  # 4 of 5, 4 of 5, 2 of 2
     [0.800000011920929, 0.800000011920929, 1.0]

@@ -1,6 +1,6 @@
 """DeFT, "Vision-Language Models are Strong Noisy Label Detectors" (Wei et al., NeurIPS 2024), a rival in TANGO's Table 9.
 
-Each class c has a positive text T+ and a negative one T-, which a picture with another class is nearer to. With the scale s
+Each class c has a positive text T+ and a negative text T-, to which a picture of another class is nearer. With the scale s
 of the logits, vectors v of pictures, and sg for "without gradient":
     z+_ic = s cos(v_i, T+_c),  z-_ic = s cos(sg v_i, T-_c)                                            `Deft.loss`
     p_ic  = σ(sg z+_ic - z-_ic), the probability that c is right for i; clean where p_iy > ½           `clean_probability`
@@ -9,9 +9,9 @@ of the logits, vectors v of pictures, and sg for "without gradient":
     L_sim = cross-entropy of z+ with the given class; after the warm-up of clean samples alone
 The first half of the epochs minimises L_dp + L_sim. Then a new network learns from the clean samples.
 
-A network that does not know the classes finds few of them clean, and learns from fewer samples in half of the epochs. So while
-it does not say what the neighbours say (`says_what_neighbours_say`), L_sim takes all samples; if it still does not when the
-clean ones are to be chosen, all of them go on being learnt by the same network: plain training.
+A network that does not know the classes finds few samples clean, and learns from fewer samples in half of the epochs. So while
+its predictions do not agree with the neighbours' labels (`says_what_neighbours_say`), L_sim takes all samples; if they still do
+not when the clean samples are chosen, the same network continues on all samples: plain training.
 
 What differs from the published code: T-_c is a vector of the joint space that is learnt itself and begins as the mean of all
 T+; the code learns sixteen words in front of the class names, for T+ too. T+ are the target's prompts, and learn where its
@@ -147,7 +147,7 @@ class Deft(Method):
         self.negative = F.normalize(moved).numpy()
 
     def sample_columns(self) -> dict[str, Array]:
-        """p_iy and whether it is above ½; nothing before the clean samples are found."""
+        """Return p_iy and whether it is above ½; nothing before the clean samples are found."""
         return {} if np.isnan(self.probability).all() else {"clean": self.clean, "clean_probability": self.probability}
 
 

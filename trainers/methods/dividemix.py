@@ -58,7 +58,7 @@ class DivideMixConfig(MethodConfig):
 
 
 class DivideMix(Method):
-    """Two networks that divide the data for one another by small losses, and learn the noisy half without its labels."""
+    """Two networks that divide the data for each other by small losses, and learn the noisy half without its labels."""
 
     Config: ClassVar[type[MethodConfig]] = DivideMixConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
@@ -69,7 +69,7 @@ class DivideMix(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         self.warmup, self.mixup = 1, MIXED
-        self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
+        self.confidence = np.zeros((2, 0), np.float32)  # w by the judging network
         self.refined_label = np.zeros(0, np.int64)
         self.refined_confidence = np.zeros(0, np.float32)
 
@@ -117,7 +117,7 @@ class DivideMix(Method):
         self.refined_confidence = np.where(known, soft.max(axis=1), np.nan).astype(np.float32)
 
     def clean(self, network: int) -> NDArray[np.bool_]:
-        """(N,) which rows a network finds clean; all rows before its first division."""
+        """Return which rows a network finds clean, (N,); all rows before its first division."""
         return clean_rows(self.confidence[network], self.config.threshold, inclusive=False)
 
     def streams(self, run: Run) -> dict[str, Stream]:
@@ -125,7 +125,7 @@ class DivideMix(Method):
             return {name: Stream(order=k) for k, name in enumerate(NAMES)}
         streams = {}
         for k, name in enumerate(NAMES):
-            clean = self.clean(1 - k)  # of the other
+            clean = self.clean(1 - k)  # the other network's clean rows
             streams[f"{name}_labelled"] = Stream(clean, order=k)
             if self.config.mixmatch:
                 streams[f"{name}_unlabelled"] = Stream(~clean, order=k)
@@ -190,14 +190,14 @@ class DivideMix(Method):
         return mixmatch_loss(*halves, weight=self.unlabelled_weight(run.epoch), weights=mixed_weights)
 
     def unlabelled_weight(self, epoch: int) -> float:
-        """λ_u, from 0 in the first epoch after the warm-up."""
+        """Return λ_u, which starts at 0 in the first epoch after the warm-up."""
         done = 1.0 if self.config.ramp == 0 else min(1.0, (epoch - self.warmup) / self.config.ramp)
         return self.config.unlabelled * max(0.0, done)
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
     def sample_columns(self) -> dict[str, Array]:
-        """What the last epoch began with, both networks together; nothing after a warm-up alone."""
+        """Return the values at the start of the last epoch, both networks together; nothing after a warm-up alone."""
         if np.isnan(self.confidence).all():
             return {}
         w = mean_of_known(self.confidence)
@@ -250,5 +250,5 @@ def mixmatch_loss(
 
 
 def _prompts(network: Target) -> Encoded | None:
-    """The classes' encoded prompts, once for all passes of a step."""
+    """Encode the classes' prompts, once for all passes of a step."""
     return network.encode_classes() if network.config.head == "prompts" else None

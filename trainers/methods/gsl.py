@@ -83,7 +83,7 @@ class Gsl(CoTeaching):
         return clean_rows(confidence, self.config.threshold, inclusive=False, one_percent=self.config.one_percent)
 
     def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        """L_SCT with all labels 1, and the labels as they stand."""
+        """Compute L_SCT with all labels 1, and return the present labels."""
         constraint = self._constraint(seen, network, run)
         return self._hardest(seen) + constraint, self._labels(seen, network)
 
@@ -100,7 +100,7 @@ class Gsl(CoTeaching):
         return super().loss(batches, run)
 
     def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
-        """With procedure=paper also what the network itself sees of the batch in evaluation mode, which makes the labels."""
+        """With procedure=paper, also return the network's own view of the batch in evaluation mode, which makes the labels."""
         view = super().ask_partner(batch, rows, network, run)
         return view if self.config.procedure == "lean" else replace(view, seen=run.observe(batch, network))
 
@@ -131,7 +131,7 @@ class Gsl(CoTeaching):
         return total * len(total) if self.config.reduction == "sum" else total
 
     def _correct(self, seen: Seen, network: int, clean: Tensor) -> Tensor:
-        """(B,) 1 for clean pairs, y* for noisy ones; where there are no two anchors for one, its label stays.
+        """Return labels (B,): 1 for clean pairs, y* for noisy ones; a noisy pair without two anchors keeps its label.
 
         With procedure=paper the noisy batch of a step finds its anchors in the clean batch (Algorithm 1, lines 12-13), which
         comes first.
@@ -147,7 +147,7 @@ class Gsl(CoTeaching):
             is_clean = np.arange(len(images)) >= len(clean)
             same = (
                 None if same is None else np.pad(same, (0, len(half[0])))
-            )  # pairs of the other batch are known by their rows
+            )  # pairs of the other batch are identified by their rows
         stars = anchor_labels(
             images,
             texts,
@@ -165,6 +165,6 @@ class Gsl(CoTeaching):
         return torch.from_numpy(self.prediction[network, seen.rows.cpu().numpy()]).to(seen.rows.device)
 
     def sample_columns(self) -> dict[str, Array]:
-        """p and y, means over both networks."""
+        """Return p and y, means over both networks."""
         confidence, _ = self.final_division()
         return {"gsl_probability": mean_of_known(confidence), "gsl_label": mean_of_known(self.prediction)}

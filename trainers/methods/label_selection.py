@@ -1,8 +1,8 @@
-"""Two rivals of TANGO that select right labels and learn from these alone (its Table 9): label-match, and AUM.
+"""Two rivals of TANGO (its Table 9) that select right labels and learn only from these: label-match and AUM.
 
 Label-match, once before training, by the network as it is (a pretrained CLIP with its prompts):
     clean where argmax_c logit_ic is the given label y_i                                      `LabelMatch`
-A network that does not know the classes would keep few labels, and the wrong ones: then nothing is left out.
+A network that does not know the classes would keep few labels, and wrong ones: then no sample is left out.
 
 AUM, Area Under the Margin (Pleiss et al., NeurIPS 2020), while the network learns for `warmup` epochs:
     M_i = z_i[y_i] - max_{c ≠ y_i} z_i[c], noted whenever sample i is learnt from             `margins`
@@ -10,9 +10,9 @@ AUM, Area Under the Margin (Pleiss et al., NeurIPS 2020), while the network lear
     clean where AUM_i is above a percentile of samples that are known to be wrong             `choose_percentile`
 and then a new network learns from the clean ones.
 
-The paper's known-wrong samples get a class of their own, one more than there are. A classifier by prompts has no text for
-it, so here they get a wrong label that is drawn at random. They are a share 1 / (C + 1), as in the paper, are judged in
-a second turn of the warm-up, when as many others are wrong, and get their own labels back afterwards.
+The paper's known-wrong samples get an extra class. A classifier by prompts has no text for it, so here they get a random wrong
+label. They are a share 1 / (C + 1), as in the paper, are judged in a second turn of the warm-up, in which as many other samples
+are wrong, and get their own labels back afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from .co_teaching import mean_of_known
 
 
 class LabelMatchConfig(MethodConfig):
-    """Plain cross-entropy on the samples whose given label is what the network would have said before training."""
+    """Plain cross-entropy on the samples whose given label is the network's prediction before training."""
 
     name: Literal["label_match"] = "label_match"
     guard: bool = True
@@ -83,12 +83,12 @@ class LabelMatch(Baseline):
         return {ALL: Stream(self.clean)}
 
     def sample_columns(self) -> dict[str, Array]:
-        """Nothing where the guard held the selection back."""
+        """Return the selection; nothing if the guard prevented it."""
         return {"clean": self.clean, "predicted_label": self.predicted} if len(self.predicted) else {}
 
 
 def says_what_neighbours_say(measured: Mapping[str, Array], run: Run) -> bool:
-    """`knows_classes` of what the network sees: `predicted` and given `labels` (N,), `vectors` (N, d); NaN where unknown."""
+    """Apply `knows_classes` to a measured network: `predicted` and given `labels` (N,), `vectors` (N, d); NaN if unknown."""
     target = run.network()
     assert target.classes is not None
     classes = len(target.classes)
@@ -117,7 +117,7 @@ class AumConfig(MethodConfig):
 
 
 class Aum(Method):
-    """Two turns that measure margins, each with other samples wrong on purpose; then the clean ones alone, from new weights."""
+    """Measure margins in two turns, each with other samples wrong on purpose; then train new weights on clean samples only."""
 
     Config: ClassVar[type[MethodConfig]] = AumConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
@@ -127,8 +127,8 @@ class Aum(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         self.turn, self.total_epochs = 1, 3
-        self.wrong: Index = np.full((2, 0), -1)  # the label that a row is given in each turn, -1: its own
-        self.total = self.count = np.zeros((2, 0), np.float32)  # of the margins in each turn
+        self.wrong: Index = np.full((2, 0), -1)  # the wrong label of a row in each turn, -1: its own label
+        self.total = self.count = np.zeros((2, 0), np.float32)  # sum and number of the margins in each turn
         self.clean: Mask = np.ones(0, bool)
         self.aum: Float32 = np.zeros(0, np.float32)
 
@@ -159,7 +159,7 @@ class Aum(Method):
             self._select(run)
 
     def _select(self, run: Run) -> None:
-        """A row is judged in the turns in which it has its own label, against the known-wrong ones of that turn."""
+        """Judge each row in the turns in which it has its own label, against the known-wrong rows of that turn."""
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = np.where(self.count > 0, self.total / self.count, np.nan)
         controls = self.wrong >= 0
@@ -200,12 +200,12 @@ class Aum(Method):
         return StepLoss(self.weigh(cross_entropy(seen.logits, labels), seen.rows).mean())
 
     def sample_columns(self) -> dict[str, Array]:
-        """AUM above the cut, and whether it is; nothing before both turns are over."""
+        """Return AUM minus the cut, and whether a row is clean; nothing before both turns are over."""
         return {} if np.isnan(self.aum).all() else {"aum": self.aum, "clean": self.clean}
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """M (B,): the logit of the label less the largest of the others; logits (B, C), labels (B,).
+    """Compute M (B,): the label's logit minus the largest other logit; logits (B, C), labels (B,).
 
     >>> margins(torch.tensor([[1.0, 4.0, 2.0], [1.0, 4.0, 2.0]]), torch.tensor([1, 0])).tolist()
     [2.0, -3.0]
@@ -216,10 +216,10 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def choose_percentile(wrong: Sequence[Float32], others: Sequence[Float32]) -> float:
-    """PUBLISHED, or MEDIAN where the published cut keeps less than half of the labels that are right.
+    """Choose PUBLISHED, or MEDIAN if the published cut keeps less than half of the right labels.
 
     wrong, others: AUM of the known-wrong samples and of all others in each turn, NaN where unknown. Half of all wrong labels
-    are below the known-wrong ones' median, so twice the share of the others below it is about the share of wrong labels.
+    are below the median of the known-wrong ones, so the share of wrong labels is about twice the share of `others` below it.
 
     >>> wrong = [np.float32([0, 1, 2, 3, 4])]
     >>> choose_percentile(wrong, [np.float32([1, 3, 6, 7])]), choose_percentile(wrong, [np.float32([1, 3, 3, 3])])
@@ -236,7 +236,7 @@ def choose_percentile(wrong: Sequence[Float32], others: Sequence[Float32]) -> fl
 
 
 def draw_wrong(rows: int, classes: int, rng: np.random.Generator) -> Index:
-    """(2, N) for two turns: a number below C - 1 for a share 1 / (C + 1) of the rows, others in each turn; -1 for the rest."""
+    """Draw (2, N) for two turns: a number below C - 1 for 1 / (C + 1) of the rows, different in each turn; -1 for the rest."""
     count = max(1, rows // (classes + 1))
     order = rng.permutation(rows)
     wrong = np.full((2, rows), -1)

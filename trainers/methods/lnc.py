@@ -11,9 +11,9 @@
     L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10    `CoTeaching.soft_loss`
     α̂_i = Ψ(ŷ_i)                                                             Eq. 11    `soft_margin`
 
-v_i, t_i: image and text of pair i. S: their similarity. α: margin. t_h, v_h: the hardest negatives in the batch. P_i: how
-sure a network is that a pair belongs together. A learns by B's w and B by A's (`co_teaching.py`). Eq. 1-2 are means over the
-batch. β and λ are nowhere public; .9 and 1 are this project's choice.
+v_i, t_i: image and text of pair i. S: their similarity. α: margin. t_h, v_h: the hardest negatives in the batch. P_i: a
+network's probability that a pair matches. A learns by B's w and B by A's (`co_teaching.py`). Eq. 1-2 are means over the batch.
+β and λ are nowhere public; .9 and 1 are this project's choice.
 
 The paper's ablations (Tables 8 and 11) are switches: `warmup: 0`, `momentum_weight: 0`, `abandon: 0`, `division: none`,
 `rectify: false`, `division: table` for the true w. DivideMix's division (Table 4) is the plain warm-up with `rectify: false`.
@@ -44,7 +44,7 @@ Recast = Literal["linear", "exponential", "sine", "sigmoid"]
 
 
 def momentum_loss(prediction: Tensor, gamma: Tensor) -> Tensor:
-    """LNC Eq. 4: (B,) (P_i - γ_i)², of which L_mr is the mean; γ, the predictions until now, is a constant."""
+    """LNC Eq. 4: (B,) (P_i - γ_i)², whose mean is L_mr; γ, the past predictions, is a constant."""
     return (prediction - gamma.detach()).square()
 
 
@@ -60,7 +60,7 @@ def update_gamma(gamma: Tensor, prediction: Tensor, momentum: float) -> Tensor:
 def abandon_noisy(confidence: Float32, threshold: float, share: float, rng: np.random.Generator) -> Mask:
     """LNC Eq. 7: (N,) a random `share`, floor(share n), of the n samples that both networks' w (2, N) call noisy.
 
-    Two of all known samples are never abandoned: enough for a batch.
+    At least two of all known samples are kept: enough for a batch.
     """
     with np.errstate(invalid="ignore"):
         noisy = np.flatnonzero((confidence < threshold).all(axis=0))
@@ -136,7 +136,7 @@ class RectifierConfig(CoTeachingConfig):
 
 
 class LncConfig(RectifierConfig):
-    """LNC's settings; the paper's data sets take 3 (Flickr30K), 10 (MS-COCO) and 5 (CC152K) epochs of warm-up."""
+    """LNC's settings; the paper uses 3 (Flickr30K), 10 (MS-COCO) and 5 (CC152K) epochs of warm-up."""
 
     name: Literal["lnc"] = "lnc"
 
@@ -203,7 +203,7 @@ class Lnc(CoTeaching):
         self.kept = ~abandon_noisy(self.confidence, threshold, share, run.random("abandon"))
 
     def divide(self, run: Run) -> None:
-        """Find the halves, and with them div of Ψ4, which lies between the mean labels of the two halves of the data."""
+        """Find the halves, and div of Ψ4, which is half-way between the mean labels of the two halves."""
         if self.config.division == "losses":
             super().divide(run)
         else:
@@ -239,7 +239,7 @@ class Lnc(CoTeaching):
         return NetworkStep(loss, each, prediction, logs)
 
     def rectified(self, network: int, confidence: Float32, clean: Mask) -> Float32:
-        """(N,) ŷ of all rows for one network, by what is remembered; NaN where it has not seen a row."""
+        """Compute ŷ of all rows for one network, (N,), from remembered values; NaN for rows it has not seen."""
         partner = 1 - network
         w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
         own, others = (torch.from_numpy(self.prediction[k]) for k in (network, partner))
@@ -252,7 +252,7 @@ class Lnc(CoTeaching):
         return super().final_division() if self.config.division == "losses" else (self.confidence, self.clean)
 
     def sample_columns(self) -> dict[str, Array]:
-        """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""
+        """Return confidence w, prediction P and rectified correspondence ŷ, means over both networks."""
         confidence, clean = self.final_division()
         labels = np.stack([self.rectified(network, confidence, clean) for network in (0, 1)])
         return {

@@ -1,4 +1,4 @@
-"""Mixup (Zhang et al., 2018): a batch mixed with itself, pictures and soft labels alike."""
+"""Mixup (Zhang et al., 2018): mix a batch with itself, pictures and soft labels."""
 
 import numpy as np
 import torch

@@ -8,12 +8,12 @@
     w_i  = tanh r_i where r_i < 1, else 1                                             `confidence_weight`
     L    = mean_i w_i ℓ_i + λ mean_i (ℓ(m^I_i) + ℓ(m^T_i))                            `Npc.loss`
 
-A step that makes known good pairs near a sample worse was learnt from a bad one. The bank is built by the network as it is
+If an update on a sample makes known good pairs near it worse, the sample is bad. The bank is built by the network as it is
 after the warm-up: once for a pretrained network, as published, else again before every epoch (`rebuild`). The losses of bank
 pairs are taken among the bank pairs of the batch.
 
-Two things of the published code are not taken over, because they contradict the paper: there the batch's losses are averaged
-before the weights come in, so that all pairs share one weight, and the bank's loss sends no gradient (here λ = 0).
+Two things of the published code are not copied, because they contradict the paper: there the batch's losses are averaged before
+the weights are applied, so that all pairs share one weight, and the bank's loss sends no gradient (here λ = 0).
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class NpcConfig(MethodConfig):
 
 
 class Npc(Method):
-    """Weigh each pair by what one trial update does to clean pairs like it, and learn from these as well."""
+    """Weigh each pair by the effect of a trial update on similar clean pairs, and learn from these as well."""
 
     Config: ClassVar[type[MethodConfig]] = NpcConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
@@ -65,7 +65,7 @@ class Npc(Method):
         super().__init__(config, task)
         self.total_epochs, self.warmup, self.rebuild = 1, 0, 0
         self.image_bank = self.text_bank = np.zeros(0, np.int64)  # m^I and m^T by row; -1: none
-        self.probability = self.weight = np.zeros(0, np.float32)  # of being clean; w when last seen
+        self.probability = self.weight = np.zeros(0, np.float32)  # probability of being clean; w when last seen
 
     def epochs(self, wanted: int) -> int:
         check_warmup(self.config.warmup, wanted, wanted // 3)
@@ -132,14 +132,14 @@ class Npc(Method):
         return StepLoss(loss, {"weight": weight.mean(), "harmful": (weight < 1).float().mean()})
 
     def sample_columns(self) -> dict[str, Array]:
-        """w when a pair was last seen, and its clean posterior; nothing after a warm-up alone."""
+        """Return w when a pair was last seen, and its clean posterior; nothing after a warm-up alone."""
         if np.isnan(self.probability).all():
             return {}
         return {"npc_weight": self.weight, "npc_probability": self.probability}
 
 
 def nearest_clean(vectors: Float32, clean: Mask) -> Index:
-    """(N,) the clean row nearest to each row by cosine, a clean row itself; -1 for rows without vectors, or without any clean.
+    """Find the clean row nearest to each row by cosine, (N,); a clean row finds itself; -1 without a vector or any clean row.
 
     >>> vectors = np.float32([[1, 0], [0.9, 0.1], [0, 1], [np.nan, 0]])
     >>> nearest_clean(vectors, np.array([True, False, True, False])).tolist()

@@ -7,9 +7,8 @@
 
 Tables hold the weight of image-caption pairs; weights of labels are made from the embeddings beside them (`table_inputs.py`).
 
-Where a loss puts the images of a class together (image retrieval), L_i is a mean over the others of the class, in which each
-counts by its own weight: the paper does not say so, but otherwise a wrong label would enter the losses of all images that
-share it.
+If a loss compares the images of a class (image retrieval), L_i is a mean over the other images of the class, weighted by their
+own weights: the paper does not say so, but otherwise a wrong label would enter the losses of all images with that label.
 """
 
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ AUTO = {"retrieval": "osa_weight", **LABEL_WEIGHT}
 
 
 class OsaConfig(MethodConfig):
-    """Weights and how they enter the loss."""
+    """Which weights to use, and how they enter the loss."""
 
     name: Literal["osa"] = "osa"
     weight: str = "auto"
@@ -83,7 +82,7 @@ class Osa(Method):
 
     @property
     def _from_similarity(self) -> bool:
-        """The published code's margins, and a monotone Eq. 5, are computed from cosine and β."""
+        """Whether weights are computed from cosine and β: for the published code's margins, and a monotone Eq. 5."""
         return self.source == "osa_weight" and (self.config.mode == "reference" or bool(self.config.monotone))
 
     def check(self, table: Path | None) -> None:
@@ -98,7 +97,7 @@ class Osa(Method):
             require_columns(table, self.columns(), setting)
 
     def start(self, run: Run) -> None:
-        """Leave `method.weights` alone where it is what this method weighs by: no loss is weighed twice by one column."""
+        """Ignore `method.weights` if this method weighs by the same source: a loss must not be weighed twice by one column."""
         if self.config.weights is None or self.weights_source(run.table) != self.source:
             super().start(run)
             return

@@ -1,15 +1,15 @@
-"""SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a yardstick for classes.
+"""SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a baseline for classes.
 
 Before every epoch, with the network as it is:
     y' = argmax p where max p > θ_r, else the given label y                         `relabel`
     v  = vote of the k nearest samples with their y', divided by class sizes        pipeline.labels.tango: `visual_consistency`
     selected where v[y'] / max v >= θ_s                                             `select_clean`
-and the epoch learns y' of the selected samples with Mixup, again and again until it has as many updates as one over all
-samples, as the published code does. That code draws classes equally often; here each sample weighs inversely to the size of
-its class instead, which has the same mean. Its extra consistency loss is left out.
+and the epoch learns y' of the selected samples with Mixup, repeated until it has as many updates as an epoch over all samples,
+as in the published code. That code draws classes equally often; here each sample weighs inversely to the size of its class
+instead, which has the same mean. Its extra consistency loss is left out.
 
-Features that do not know the classes yet would call most labels wrong. So an epoch that begins with a network that says
-what the neighbours say of less than two thirds of the samples is one of plain training (`knows_classes`).
+Features that do not know the classes yet would call most labels wrong. So if the network agrees with the neighbours' labels on
+less than two thirds of the samples, the epoch is plain training (`knows_classes`).
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class Ssr(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         self.plain = np.zeros(1, bool)  # whether this epoch is plain training
-        self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
+        self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given label
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
         self.weights = np.zeros(0, np.float32)
@@ -126,14 +126,14 @@ class Ssr(Method):
         return StepLoss(run.gather(each).mean())
 
     def sample_columns(self) -> dict[str, Array]:
-        """What the last epoch began with; nothing after a warm-up alone."""
+        """Return the values at the start of the last epoch; nothing after a warm-up alone."""
         if not (self.labels >= 0).any():
             return {}
         return {"clean": self.clean, "refined_label": self.labels, "refined_confidence": self.confidence}
 
 
 def relabel(given: Index, predicted: Index, confidence: Floats, threshold: float) -> Index:
-    """y': the prediction where the classifier is surer of it than `threshold`, else the given label; (N,) each.
+    """Compute y': the prediction if its confidence exceeds `threshold`, else the given label; (N,) each.
 
     >>> relabel(np.array([0, 0]), np.array([1, 1]), np.array([0.95, 0.8]), 0.9).tolist()
     [1, 0]
@@ -142,9 +142,9 @@ def relabel(given: Index, predicted: Index, confidence: Floats, threshold: float
 
 
 def select_clean(neighbours: Neighbours, valid: Mask, labels: Index, classes: int, threshold: float) -> Mask:
-    """(N,) whether the balanced vote of the neighbours, the sample itself among them, gives its label >= θ_s of the most.
+    """Return (N,) whether the label gets at least θ_s of the largest balanced vote of the neighbours and the sample itself.
 
-    valid: (N,) rows with a label and a feature; others are never selected.
+    valid: (N,) rows with a label and a feature; other rows are never selected.
     """
     votes = visual_consistency(neighbours, labels, classes).astype(np.float64)
     clean = np.zeros(len(labels), bool)
@@ -153,7 +153,7 @@ def select_clean(neighbours: Neighbours, valid: Mask, labels: Index, classes: in
 
 
 def class_weights(labels: Index, clean: Mask) -> Float32:
-    """(N,) of the selected samples n / (classes there x size of the own class), so that their mean is 1; 0 for the others.
+    """Compute weights (N,): n / (number of classes x size of the own class) for the n selected samples, 0 for others; mean 1.
 
     >>> class_weights(np.array([0, 0, 0, 1, 1]), np.array([True, True, True, True, False])).round(2).tolist()
     [0.6700000166893005, 0.6700000166893005, 0.6700000166893005, 2.0, 0.0]

@@ -1,8 +1,8 @@
-"""What methods read from a weight table: checks of its columns, and OSA's weights of labels.
+"""Read inputs of methods from a weight table: checks of its columns, and OSA's weights of labels.
 
 A table holds the OSA weight of image-caption pairs. For labels s_i is the mean cosine of an image to its class's prompts, or to
-the other images of its class, from the embeddings kept beside the tables; β is where right and shuffled labels are equally
-dense, or for prompts that of random inputs, as in the paper.
+the other images of its class, from the embeddings kept beside the tables; β is the cosine where right and shuffled labels are
+equally dense, or for prompts the β of random inputs, as in the paper.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ _LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
 
 
 def open_finished_run(table: Path | None, setting: str) -> RunFolder:
-    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
+    """Open the run in `table`; raise ConfigError if there is none or it is not finished."""
     if table is None:
         problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
         raise ConfigError(problem, "data.table")
@@ -46,7 +46,7 @@ def open_finished_run(table: Path | None, setting: str) -> RunFolder:
 
 
 def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
-    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
+    """Raise ConfigError if a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
     run = open_finished_run(table, setting)
     for name in columns:
         if name == "shard":
@@ -60,7 +60,7 @@ def require_columns(table: Path | None, columns: Iterable[str], setting: str) ->
 
 
 def has_values(run: RunFolder, name: str) -> bool:
-    """Whether a column is not empty in all tables."""
+    """Return whether a column has a value in any table."""
     return any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems())
 
 
@@ -87,7 +87,7 @@ class LabelWeights:
 
 
 def describe_missing(table: Path, source: str) -> str | None:
-    """The file that weights of labels by `source` (prompts or images) need and do not find; None where all are there."""
+    """Name the missing file that weights of labels by `source` (prompts or images) need; None if all exist."""
     run = RunFolder.to_read(table)
     lost = next((stem for stem in run.stems() if not run.has_embeddings(stem)), None)
     if lost is not None:
@@ -105,14 +105,14 @@ def label_weights(
     monotone: bool | None = None,
     seed: int = 0,
 ) -> LabelWeights:
-    """Weights by `prompts` or `images`; monotone None: for images only, whose cosines reach beyond the largest weight."""
+    """Compute weights by `prompts` or `images`; monotone None: only for images, whose cosines exceed the largest weight's."""
     if source == "prompts":
         return prompt_weights(table, stems, beta, seed)
     return image_weights(table, stems, beta, monotone is not False, seed)
 
 
 def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection", seed: int = 0) -> LabelWeights:
-    """w of s_i = mean cosine of image i to the prompts of its given class (OSA Eq. 3-5, image and class prompt)."""
+    """Compute w of s_i = mean cosine of image i to the prompts of its given class (OSA Eq. 3-5, image and class prompt)."""
     run = RunFolder.to_read(table, embeddings=True)
     anchors = Anchors.load(anchors_file(run))
     count = np.bincount(anchors.labels, minlength=len(anchors.names))
@@ -124,7 +124,7 @@ def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection"
 def image_weights(
     table: Path, stems: Sequence[str], beta: str = "intersection", monotone: bool = True, seed: int = 0
 ) -> LabelWeights:
-    """w of s_i = mean cosine of image i to the other images of its given class (OSA, image retrieval)."""
+    """Compute w of s_i = mean cosine of image i to the other images of its given class (OSA, image retrieval)."""
     run = RunFolder.to_read(table, embeddings=True)
     sums: dict[int, Floats] = {}
     counts: dict[int, int] = {}
@@ -146,7 +146,7 @@ def image_weights(
 def _weigh_labels(
     run: RunFolder, stems: Sequence[str], centres: Floats, size: Floats | None, mode: str, monotone: bool, seed: int
 ) -> LabelWeights:
-    """Cosines to the own class, and to one drawn at random for β; then the weights.
+    """Compute cosines to the own class, and to a random class for β; then the weights.
 
     centres: (C, d), means of anchors, or with `size` (C,) sums of the classes' images, the image itself among them.
     """
@@ -162,7 +162,7 @@ def _weigh_labels(
         drawn = rng.choice(present, len(own))
         to_own, to_drawn = (np.einsum("nd,nd->n", images, centres[classes]) for classes in (own, drawn))
         if size is not None:
-            to_own = (to_own - 1) / np.maximum(size[own] - 1, 1)  # rows are units: less the image with itself
+            to_own = (to_own - 1) / np.maximum(size[own] - 1, 1)  # subtract the image's cosine with itself, which is 1
             known &= size[own] > 1
             to_drawn = to_drawn / size[drawn]
         given.append(np.where(known, to_own, np.nan))
@@ -174,7 +174,7 @@ def _weigh_labels(
 
 
 def _beta_of_model(run: RunFolder, seed: int) -> Beta:
-    """β of random inputs of the model that made the tables: as it was recorded, from the cache, or measured now."""
+    """Return β of random inputs of the tables' model: recorded, from the cache, or measured now."""
     recorded = (run.read_run() or {}).get("random_inputs")
     if recorded:
         return Beta.from_dict(recorded)
@@ -186,10 +186,10 @@ def _beta_of_model(run: RunFolder, seed: int) -> Beta:
 
 
 def _estimate_beta(sample: PairSample, mode: str, seed: int, random_inputs: Callable[[], Beta] | None) -> Beta:
-    """By one of the modes of `pairs.beta`, but `intersection` keeps to the crossing also where all labels look right.
+    """Estimate β by a mode of `pairs.beta`, but `intersection` uses the crossing even if all labels look right.
 
-    There the pairs' rule cuts at the mean plus two deviations of the shuffled, which is harmless where captions differ as
-    much as pictures do, and would drop half of the right labels where classes are alike (orange circle, red circle).
+    In that case the rule for pairs cuts at the mean plus two deviations of the shuffled pairs. This is harmless if captions
+    differ as much as pictures do, but would drop half of the right labels if classes are similar (orange circle, red circle).
     """
     learnt = sample.calibration if mode == "intersection" else None
     if learnt is not None and np.isfinite(learnt.crossing) and learnt.crossing > np.mean(sample.mismatched):
@@ -200,7 +200,7 @@ def _estimate_beta(sample: PairSample, mode: str, seed: int, random_inputs: Call
 
 
 def _read_images(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[Float32, Index]]:
-    """Unit image rows and given labels of each table; -1 for none and for samples that failed."""
+    """Yield unit image rows and given labels of each table; -1 for no label and for failed samples."""
     for stem in stems:
         table = run.read(stem, ["status", "label"])
         ok = pc.equal(table["status"], "ok").to_numpy()

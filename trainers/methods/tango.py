@@ -1,7 +1,7 @@
 """TANGO, Text-Anchored Guided Optimisation (Ma et al., CVPR 2026).
 
-The paper's main text was not at hand: equations 9-12 and Algorithm 1 are from its supplement, the rest from public reading
-notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is decided here; the settings say how.
+The paper's main text was not available: equations 9-12 and Algorithm 1 are from its supplement, the rest from public reading
+notes; details in neither source (k, Mixup's α, unequal numbers of prompts) are chosen here, as the settings say.
 
     t_j   frozen anchors: the embedded prompts of each class, K_c of class c                       `make_anchors`
     TAC: l_ic = (scale / K_c) Σ_{j of class c} exp(cos(v_i, t_j))                                  `text_anchored_logits`
@@ -13,9 +13,9 @@ notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is deci
 Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`refine` of pipeline.labels.tango). Only the
 visual tower learns: no gradient reaches the texts. The network is measured by TAC with the same anchors.
 
-Features and anchors that do not know the classes would call most labels wrong and put worse ones in their place. So an epoch
-that begins with TAC saying what the neighbours say of less than two thirds of the samples is one of plain training, in which a
-text tower learns too where the target trains it (`knows_classes`).
+Features and anchors that do not know the classes would call most labels wrong and replace them by worse ones. So if TAC agrees
+with the neighbours' labels on less than two thirds of the samples, the epoch is plain training, in which a text tower learns
+too if the target trains it (`knows_classes`).
 """
 
 from collections.abc import Mapping
@@ -85,14 +85,14 @@ class Tango(Method):
         self.plain = False  # whether this epoch is plain training
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
-        """Measured by TAC; forty sentences per class for a pretrained tower (K of the paper)."""
+        """Return settings that measure by TAC; a pretrained tower gets forty sentences per class (the paper's K)."""
         config = config.model_copy(update={"class_affinity": "exponential"})
         if "prompts" in config.model_fields_set or config.anchors is not None or config.from_scratch:
             return config
         return config.model_copy(update={"prompts": TEMPLATES})
 
     def prepare(self, run: Run) -> None:
-        """Let anchors of the table stand for the classes in the evaluation too."""
+        """Use the table's anchors as classes in the evaluation too."""
         target = run.network()
         _check_head(target)
         kept = table_anchors(run, self.config.anchors) if target.config.anchors is None else None
@@ -102,7 +102,7 @@ class Tango(Method):
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, run: Run) -> None:
-        """Lines 3 (once) and 6-7."""
+        """Run lines 3 (once) and 6-7."""
         if self.anchors is None or self.plain:  # plain training may have changed the text tower
             anchors = make_anchors(run, self.config.anchors)
             self.anchors, self.anchor_labels = torch.from_numpy(anchors.embeddings), torch.from_numpy(anchors.labels)
@@ -118,7 +118,7 @@ class Tango(Method):
             )
 
     def _refine(self, run: Run) -> bool:
-        """p, q and Ỹ anew; whether TAC and the neighbours agree about the classes."""
+        """Compute p, q and Ỹ; return whether TAC and the neighbours agree about the classes."""
 
         def features(seen: Seen) -> Mapping[str, Tensor]:
             assert seen.labels is not None
@@ -158,7 +158,7 @@ class Tango(Method):
         return knows_classes(predicted.argmax(dim=1).numpy(), voted)
 
     def _from_table(self, run: Run) -> bool:
-        """Take over what the table says; False where it says nothing of labels."""
+        """Copy labels from the table; return False if it has no refined labels."""
         if run.table is None:
             return False
         columns = {name: run.column(name) for name in COLUMNS}
@@ -168,13 +168,13 @@ class Tango(Method):
         classes = int(self.anchor_labels.max()) + 1
         label, confidence = columns["refined_label"][known], columns["refined_confidence"][known]
         self.soft = np.full((run.total_rows, classes), np.nan, np.float32)
-        self.soft[known] = ((1 - confidence) / max(classes - 1, 1))[:, None]  # of the others nothing is known
+        self.soft[known] = ((1 - confidence) / max(classes - 1, 1))[:, None]  # spread the rest over all other classes
         self.soft[known, label] = confidence
         self.columns_by_row = columns
         return True
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        """Lines 10-15; clean and mixed samples are encoded together, so that one clean sample is no batch of its own."""
+        """Run lines 10-15; clean and mixed samples are encoded together, so that a single clean sample is not a whole batch."""
         if self.plain:
             seen = run.forward(batches[ALL])
             return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
@@ -192,7 +192,7 @@ class Tango(Method):
         )
         each = cross_entropy(of_mixed, soft)
         chosen = run.gather(clean.float())
-        on_clean = run.gather(each_clean).sum() / chosen.sum().clamp(min=1)  # 0 where the batch has none
+        on_clean = run.gather(each_clean).sum() / chosen.sum().clamp(min=1)  # 0 if the batch has no clean samples
         on_all = run.gather(each).mean()
         logs = {"clean_share": chosen.mean(), "loss_clean": on_clean.detach(), "loss_reg": on_all.detach()}
         return StepLoss(on_clean + on_all, logs)
@@ -228,17 +228,17 @@ class Tango(Method):
         self.columns_by_row = {name: state[f"column.{name}"].copy() for name in COLUMNS}
 
     def sample_columns(self) -> dict[str, Array]:
-        """What the last epoch began with."""
+        """Return the values at the start of the last epoch."""
         if not self.columns_by_row:
             return {}
         return {**self.columns_by_row, "clean": self.columns_by_row["clean_tango"]}
 
 
 def make_anchors(run: Run, source: str) -> Anchors:
-    """The frozen anchors (Algorithm 1, line 3); raises ConfigError where target or table have none that fit.
+    """Make the frozen anchors (Algorithm 1, line 3); raise ConfigError if target and table have none that fit.
 
-    target.anchors come before all; else a tower reads target.prompts (see `target_settings`), so that the network is measured
-    by the very sentences that it was trained on.
+    target.anchors have precedence; otherwise a tower encodes target.prompts (see `target_settings`), so that the network is
+    measured by the same sentences that it was trained on.
     """
     target = run.network()
     _check_head(target)
@@ -273,7 +273,7 @@ def _check_head(target: Target) -> None:
 
 
 def table_anchors(run: Run, source: str) -> Anchors | None:
-    """The anchors of data.table, where method.anchors=`source` takes them; raise ConfigError where they do not fit."""
+    """Read the anchors of data.table if method.anchors=`source` uses them; raise ConfigError if they do not fit."""
     target, kept = run.network(), None if run.table is None else RunFolder.to_read(run.table)
     if source == "target" or (source == "auto" and (kept is None or not _same_model(kept, target))):
         return None
@@ -287,7 +287,7 @@ def table_anchors(run: Run, source: str) -> Anchors | None:
 
 
 def _cosine_between_classes(anchors: Anchors) -> float:
-    """Mean cosine of anchors of different classes; 0 where there is one class."""
+    """Compute the mean cosine of anchors of different classes; 0 for a single class."""
     cosines = anchors.embeddings @ anchors.embeddings.T
     other = anchors.labels[:, None] != anchors.labels[None, :]
     return float(cosines[other].mean()) if other.any() else 0.0
