@@ -1,8 +1,8 @@
-"""Targets: the networks that are trained. Each gives a similarity matrix for a batch; methods know nothing else.
+"""Targets: the networks that are trained. Each computes a similarity matrix for a batch; methods use nothing else.
 
 clip.py, hf.py, dual.py, sgraf.py, scan.py and video.py are the networks, build.py makes, averages, saves and loads them
-by name. region_words.py is what sgraf and scan share. base.py says what a target is and what it makes of a batch;
-pictures.py and texts.py turn samples into inputs, pooling.py parts into one vector.
+by name. region_words.py has the common part of sgraf and scan. base.py defines the protocol of targets and of encoded batches;
+pictures.py and texts.py turn samples into inputs, pooling.py turns parts into one vector.
 """
 
 from .base import (

@@ -1,7 +1,7 @@
-"""What a target is: a network that gives a similarity for every image and every text of a batch.
+"""The base of targets: networks that compute a similarity for every image and every text of a batch.
 
-Methods know nothing else of it.  Inputs come from `image_transform` and `tokenizer`, both picklable, so that data
-workers can hold them without the network.
+Methods use nothing else. Inputs come from `image_transform` and `tokenizer`, both picklable, so that data workers can use them
+without the network.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Encoded = dict[str, Tensor]
 
 
 def count(encoded: Encoded) -> int:
-    """Number of samples."""
+    """Return the number of samples."""
     return len(encoded["vectors"]) if "vectors" in encoded else len(next(iter(encoded.values())))
 
 
 def take(encoded: Encoded, rows: Tensor | slice | Sequence[int]) -> Encoded:
-    """The samples at `rows`: indices, a bool mask or a slice.
+    """Select the samples at `rows`: indices, a bool mask or a slice.
 
     >>> take({"vectors": torch.eye(3)}, [2])["vectors"].tolist()
     [[0.0, 0.0, 1.0]]
@@ -48,7 +48,7 @@ def take(encoded: Encoded, rows: Tensor | slice | Sequence[int]) -> Encoded:
 
 
 def concat(batches: Sequence[Encoded]) -> Encoded:
-    """One after the other; parts of unequal number are filled up with zeros, which their mask says.
+    """Concatenate batches; if they have different numbers of parts, pad with zeros, which `mask` marks.
 
     >>> concat([{"vectors": torch.ones(1, 2)}, {"vectors": torch.zeros(2, 2)}])["vectors"].shape
     torch.Size([3, 2])
@@ -64,10 +64,11 @@ def concat(batches: Sequence[Encoded]) -> Encoded:
 
 
 def gather(encoded: Encoded) -> Encoded:
-    """The samples of all ranks in rank order, on every rank; gradients flow back to the rank they came from.
+    """Gather the samples of all ranks in rank order, on every rank; gradients flow back to the rank of the sample.
 
-    Every rank must bring the same number of samples.  A loss that each rank computes over all gathered samples, with
-    gradients averaged over ranks as DDP does, has the gradient of one process on the whole batch.  One process: as is.
+    Every rank must have the same number of samples.  A loss that each rank computes over all gathered samples, with
+    gradients averaged over ranks as DDP does, has the gradient of one process on the whole batch.  With one process nothing
+    changes.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return encoded
@@ -85,7 +86,7 @@ def gather(encoded: Encoded) -> Encoded:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """A tensor of every rank, one after the other along the first axis, with gradients; all of one shape."""
+    """Concatenate a tensor of every rank along the first axis, with gradients; all must have the same shape."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return tensor
     result: Tensor = _Gather.apply(tensor)  # type: ignore[no-untyped-call]
@@ -93,7 +94,7 @@ def gather_tensor(tensor: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks' rows; the gradient of a rank's rows is summed over the ranks that used them."""
+    """Gather all ranks' rows; the gradient of a rank's rows is summed over the ranks that used them."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class TargetConfig(BaseModel):
 
     @property
     def reads_features(self) -> bool:
-        """Whether images come as precomputed features, the part npy of a sample, and not as pictures."""
+        """Whether images are precomputed features (the part npy of a sample) and not pictures."""
         return False
 
     @property
@@ -147,7 +148,7 @@ class TargetConfig(BaseModel):
         return True
 
     def class_set(self) -> ClassSet | None:
-        """The classes with their sentences, or None."""
+        """Return the classes with their sentences, or None."""
         if not self.classes:
             return None
         if isinstance(self.classes, str):
@@ -185,51 +186,51 @@ class Target(nn.Module, ABC):
 
     @abstractmethod
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
-        """From a picture (PIL), or an array of features, to one sample's tensor; picklable.
+        """Return a picklable transform from a picture (PIL), or an array of features, to one sample's tensor.
 
-        With train=True it augments, drawing from the `rng` it is given (numpy's), else from torch's global generator.
+        With train=True it augments, with random numbers from a passed `rng` (numpy's), else from torch's global generator.
         """
 
     def tokenize(self, texts: list[str]) -> Tensor:
-        """Token ids (N, L) int64 on the target's device."""
+        """Return token ids (N, L) int64 on the target's device."""
         return self.tokenizer(list(texts)).to(self.device)
 
     def scale_pixels(self, preprocess: Preprocess | ProcessorPixels) -> None:
-        """Let `pixels` scale as `preprocess` says."""
+        """Make `pixels` scale as `preprocess` says."""
         mean, std = pixel_scaling(preprocess)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """What the image tower takes: float pixels, scaled and normalised; features are left as they are."""
+        """Make the input of the image tower: float pixels, scaled and normalised; features stay unchanged."""
         if "mean" not in self._buffers or images.dtype != torch.uint8:
             return images
         scaled = (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
-        return scaled.contiguous(memory_format=torch.channels_last)  # convolutions are up to twice as fast so
+        return scaled.contiguous(memory_format=torch.channels_last)  # makes convolutions up to twice as fast
 
     # ---- what methods use
 
     @abstractmethod
     def encode_images(self, images: Tensor) -> Encoded:
-        """Encode a batch of what `image_transform` gave, or of `pixels`."""
+        """Encode a batch of outputs of `image_transform`, or of `pixels`."""
 
     @abstractmethod
     def encode_texts(self, tokens: Tensor) -> Encoded:
         """Encode token ids (N, L)."""
 
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        """(Bi, Bt) float32, cosines where a target says nothing else; never multiplied by `scale`."""
+        """Compute similarities (Bi, Bt) in float32, cosines by default; never multiplied by `scale`."""
         return self.vector_similarity(images, texts)
 
     def vector_similarity(self, one: Encoded, other: Encoded) -> Tensor:
-        """(N, M) float32 cosines of `vectors`: between images, between texts, or both."""
+        """Compute float32 cosines (N, M) of `vectors`: between images, between texts, or both."""
         with full_precision(one["vectors"]):
             return one["vectors"].float() @ other["vectors"].float().T
 
     def forward(
         self, images: Tensor | None = None, texts: Tensor | None = None
     ) -> tuple[Encoded | None, Encoded | None]:
-        """Encode both sides; what DDP and Fabric call, so that gradients are reduced over ranks."""
+        """Encode both sides; DDP and Fabric call this, so that gradients are reduced over ranks."""
         return (
             None if images is None else self.encode_images(images),
             None if texts is None else self.encode_texts(texts),
@@ -237,7 +238,7 @@ class Target(nn.Module, ABC):
 
     @property
     def logit_scale(self) -> nn.Parameter | None:
-        """The learnable logarithm of `scale`, where a target has one."""
+        """The learnable logarithm of `scale`, if a target has one."""
         return None
 
     @property
@@ -254,7 +255,7 @@ class Target(nn.Module, ABC):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """To be called after every optimiser step: keeps logit_scale within [0, ln 100], as CLIP does."""
+        """Keep logit_scale within [0, ln 100], as CLIP does; call this after every optimiser step."""
         if self.logit_scale is not None:
             self.logit_scale.clamp_(0.0, 4.605170185988092)
 
@@ -277,19 +278,19 @@ class Target(nn.Module, ABC):
         self.register_buffer("class_ids", torch.tensor(self.classes.anchor_labels), persistent=False)
 
     def fix_classes(self, vectors: Tensor, ids: Tensor) -> None:
-        """Let vectors (A, d) stand for the classes `ids` (A,); they are saved with the weights."""
+        """Use vectors (A, d) as classes `ids` (A,); they are saved with the weights."""
         self.register_buffer("class_vectors", vectors)
         self.register_buffer("class_ids", ids)
 
     def encode_classes(self) -> Encoded:
-        """All prompts of all classes, class after class; without gradient where the text side is frozen."""
+        """Encode all prompts of all classes, class after class; without gradient if the text side is frozen."""
         self._require_classes("prompts")
         if "class_vectors" in self._buffers:
             return {"vectors": self.get_buffer("class_vectors")}
         return self.encode_texts(self.get_buffer("class_tokens"))
 
     def class_similarity(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
-        """(B, C) float32, the mean similarity to the prompts of each class; `anchors` from `encode_classes` saves time."""
+        """Compute the mean similarity to each class's prompts, (B, C) float32; `anchors` from `encode_classes` saves time."""
         classes = self._require_classes("prompts")
         similarity = self.similarity(images, self.encode_classes() if anchors is None else anchors)
         ids = self.get_buffer("class_ids")
@@ -297,8 +298,9 @@ class Target(nn.Module, ABC):
         return total / torch.bincount(ids, minlength=len(classes))
 
     def class_logits(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
-        """(B, C) float32 for a softmax: scale x similarity, `text_anchored_logits`, or the linear head (on vectors of length
-        sqrt(d))."""
+        """Compute logits for a softmax, (B, C) float32: scale x similarity, `text_anchored_logits`, or the linear head.
+
+        The linear head takes vectors of length sqrt(d)."""
         if self.config.head == "linear":
             self._require_classes("linear")
             assert self.linear is not None
@@ -328,11 +330,11 @@ class Target(nn.Module, ABC):
         return next(self.parameters()).device
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """By name; what the configuration froze is not among them."""
+        """Return parameters by name, without those that the configuration froze."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def train(self, mode: bool = True) -> Target:
-        """Frozen parts stay in evaluation mode, so that their running statistics do not move."""
+        """Set the mode; frozen parts stay in evaluation mode, so that their running statistics do not change."""
         super().train(mode)
         for module in self.modules():
             parameters = list(module.parameters())
@@ -342,7 +344,7 @@ class Target(nn.Module, ABC):
 
 
 def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor, scale: float = 40.0) -> Tensor:
-    """TANGO's text-anchored classifier (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class.
+    """Compute TANGO's text-anchored logits (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class.
 
     vectors, anchors: unit rows (B, d) and (A, d); anchor_labels: (A,). Not rounded by autocast.
 
@@ -371,11 +373,11 @@ def _load_fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast: similarities and their gradients are computed in float32 whatever the towers use."""
+    """Disable autocast: similarities and their gradients are computed in float32 whatever the towers use."""
     return torch.autocast(like.device.type, enabled=False)
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows of length one along the last axis, in float32; a row of zeros stays zero, with a finite gradient."""
+    """Scale rows to length one along the last axis, in float32; a row of zeros stays zero, with a finite gradient."""
     with full_precision(rows):
         return F.normalize(rows.float(), dim=-1, eps=1e-12)

@@ -1,4 +1,4 @@
-"""Targets by name: a checked configuration, the network it describes, and that network as one safetensors file."""
+"""Build targets by name from a checked configuration, save them as one safetensors file, and load them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from noisegate.pipeline.system import write_atomically
 
 from .base import Encoded, Target, TargetConfig
 
-# name -> module and class; a module's Config class sits beside it.
+# name -> module and class; the Config class is in the same module.
 TARGETS: Mapping[str, tuple[str, str]] = {
     "clip": ("noisegate.trainers.targets.clip", "Clip"),
     "dual": ("noisegate.trainers.targets.dual", "Dual"),
@@ -31,7 +31,7 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 
 
 def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
-    """Check a configuration; one that cannot work raises a ConfigError of one line."""
+    """Check a configuration; raise a one-line ConfigError if it cannot work."""
     if isinstance(config, TargetConfig):
         return config
     name = config.get("name")
@@ -48,10 +48,10 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
 def resolve_target(
     config: TargetConfig | Mapping[str, Any], captions: Callable[[], Iterable[str]] | None = None
 ) -> TargetConfig:
-    """The configuration with everything that the data decides written out: the vocabulary, class names.
+    """Return the configuration with the values that depend on the data filled in: vocabulary, class names.
 
-    `captions` gives the training captions and is called only when the vocabulary is still open.  Building from the result
-    needs no data, so it is what a run records.
+    `captions` returns the training captions and is called only if the vocabulary is still open. Building from the result needs
+    no data, so a run records it.
     """
     checked = target_config(config)
     classes = checked.class_set()
@@ -71,9 +71,9 @@ def resolve_target(
 
 
 def build_target(config: TargetConfig | Mapping[str, Any], *, seed: int = 0, weights: bool = True) -> Target:
-    """Build a target.  The same seed gives the same random weights, whatever was drawn before, and draws nothing.
+    """Build a target. The same seed gives the same random weights; global random generators do not change.
 
-    weights=False leaves out what would be read from files or a hub, for a checkpoint that follows.
+    weights=False skips weights from files or a hub, if a checkpoint is loaded afterwards.
     """
     checked = resolve_target(config)
     with torch.random.fork_rng(devices=[]):
@@ -84,7 +84,7 @@ def build_target(config: TargetConfig | Mapping[str, Any], *, seed: int = 0, wei
 
 
 def save_target(target: Target, path: Path) -> None:
-    """One safetensors file with the configuration in its metadata."""
+    """Write one safetensors file with the configuration in its metadata."""
     state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in target.state_dict().items()}
     write_atomically(Path(path), save(state, metadata={"target": target.config.model_dump_json()}))
 
@@ -100,7 +100,7 @@ def load_target(path: Path) -> Target:
             f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa"
         )
         raise ConfigError(problem, "weights", path) from error
-    fixed = "class_vectors" in state  # then the file that they came from is not needed any more
+    fixed = "class_vectors" in state  # then the file of the vectors is not needed any more
     target = build_target({**config, "anchors": None} if fixed else config, weights=False)
     if fixed:
         target.fix_classes(state["class_vectors"], state["class_ids"])
@@ -114,7 +114,7 @@ def _class(name: str, suffix: str) -> Any:
 
 
 def _config_error(error: ValidationError, kind: type[TargetConfig]) -> ConfigError:
-    """The first of pydantic's errors, in one line."""
+    """Make a one-line error of pydantic's first error."""
     first = error.errors()[0]
     place = ".".join(["target", *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":
@@ -130,9 +130,9 @@ def _config_error(error: ValidationError, kind: type[TargetConfig]) -> ConfigErr
 
 
 class Ensemble(Target):
-    """Targets of one kind that read the same inputs; for evaluation, as it has no configuration of its own.
+    """Several targets of one kind that read the same inputs; for evaluation only, because it has no configuration.
 
-    Encoded tensors are those of the members under `0.`, `1.`, …; `vectors` puts the members' vectors side by side, divided
+    Encoded tensors of the members have the prefixes `0.`, `1.`, …; `vectors` puts the members' vectors side by side, divided
     by sqrt(n), so that its cosines are the averages of theirs.
     """
 
@@ -164,7 +164,7 @@ class Ensemble(Target):
         return _joined([member.encode_classes() for member in self._each()])
 
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        """(Bi, Bt) mean over the members."""
+        """Average the members' similarities, (Bi, Bt)."""
         return self._mean("similarity", images, texts)
 
     def class_similarity(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
@@ -192,7 +192,7 @@ class Ensemble(Target):
 
 
 def as_one(targets: Sequence[Target]) -> Target:
-    """The target itself where there is one, else their ensemble."""
+    """Return a single target itself, several as an ensemble."""
     return targets[0] if len(targets) == 1 else Ensemble(targets)
 
 

@@ -1,4 +1,4 @@
-"""A CLIP of open_clip: fine-tuned whole, its visual tower alone or its heads alone, or trained from scratch."""
+"""A CLIP of open_clip: fine-tune all of it, its visual tower or its heads only, or train from scratch."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ _HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", 
 
 
 class ClipConfig(TargetConfig):
-    """Settings of `clip`: a `model` of open_clip by name, or an `architecture` of its own to train from scratch."""
+    """Settings of `clip`: a `model` of open_clip by name, or a custom `architecture` to train from scratch."""
 
     name: Literal["clip"] = "clip"
     model: str | None = None
@@ -137,7 +137,7 @@ class Clip(Target):
 
 
 def _head_names(model: nn.Module, last_layers: int) -> set[str]:
-    """Names of projections, final norms and poolings, and of the last blocks of both towers."""
+    """List the names of projections, final norms and poolings, and of the last blocks of both towers."""
     names = [name for name, _ in model.named_parameters()]
     kept = {name for name in names if any(part in _HEADS for part in name.split(".")[:3])}
     for stack in (
@@ -150,24 +150,24 @@ def _head_names(model: nn.Module, last_layers: int) -> set[str]:
         last = max((int(name.removeprefix(stack + ".").split(".")[0]) for name in inside), default=-1)
         wanted = {f"{stack}.{number}." for number in range(last - last_layers + 1, last + 1)}
         kept.update(name for name in inside if name.startswith(tuple(wanted)))
-    stages = [f"visual.layer{number}." for number in range(4, max(0, 4 - last_layers), -1)]  # of a ResNet
+    stages = [f"visual.layer{number}." for number in range(4, max(0, 4 - last_layers), -1)]  # stages of a ResNet
     kept.update(name for name in names if name.startswith(tuple(stages)))
     return kept
 
 
 def _is_built_in(name: str) -> bool:
-    """Whether the name is one of open_clip's own configurations, which come without weights."""
+    """Return whether the name is one of open_clip's own configurations, which have no weights."""
     return name != "embedded" and not name.startswith(("local-dir:", "hf-hub:"))
 
 
 def _load(name: str, pretrained: str | None) -> tuple[Any, Any, dict[str, Any]]:
-    """Model, tokenizer and architecture, as the estimators load them."""
+    """Load model, tokenizer and architecture as the estimators do."""
     estimator = OpenClipEstimator.load(name, pretrained, Device("cpu", "float32"))
     return estimator.module, estimator.tokenizer, dict(estimator.config or {})
 
 
 def _architecture_of(name: str, preprocess: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """model_cfg and preprocess_cfg of a named model, without its weights."""
+    """Return model_cfg and preprocess_cfg of a named model, without its weights."""
     allow_torchvision()
     import open_clip
 
@@ -188,7 +188,7 @@ def _architecture_of(name: str, preprocess: dict[str, Any] | None) -> tuple[dict
 def _construct(
     architecture: dict[str, Any], preprocess: dict[str, Any], vocabulary: ClipVocabulary, name: str
 ) -> tuple[nn.Module, Any]:
-    """A model with random weights, drawn from torch's global generator, and its tokenizer."""
+    """Build a model with random weights, drawn from torch's global generator, and its tokenizer."""
     allow_torchvision()
     import open_clip
 
@@ -198,7 +198,7 @@ def _construct(
     refuse_code(name, architecture)
     own_tokens = {"hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs"} & set(text)
     with tempfile.TemporaryDirectory() as folder, quietly(), never_ask_to_run_code():
-        # a folder with a configuration is the one way in that knows every kind of open_clip model
+        # only loading from a folder with a configuration supports every kind of open_clip model
         sized = {"size": architecture.get("vision_cfg", {}).get("image_size", 224), **preprocess}
         content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": sized}
         Path(folder, CONFIG_FILE).write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Dual encoders in the manner of VSE++ (Faghri et al., 2018) and VSE∞ (Chen et al., 2021).
+"""Dual encoders like VSE++ (Faghri et al., 2018) and VSE∞ (Chen et al., 2021).
 
 Image: the grid or the vector of a timm network, or precomputed region features, one linear map per part, pooled.  Text: words
 in context, pooled.  Both are scaled to length one; the similarity is their cosine.
@@ -115,7 +115,7 @@ class Dual(Target):
         return {"vectors": unit(self.pool_words(words, pool))}
 
     def _thinned(self, mask: Tensor) -> Tensor:
-        """In training, without a random share of the parts; never without all of them."""
+        """In training, drop a random share of the parts, but never all of them."""
         if not (self.training and self.config.drop_parts):
             return mask
         kept = mask & (torch.rand(mask.shape, device=mask.device) >= self.config.drop_parts)
@@ -123,15 +123,15 @@ class Dual(Target):
 
 
 def _read_parts(backbone: nn.Module, output: str, images: Tensor) -> Tensor:
-    """(B, K, D): the cells of the backbone's last grid, or with `vector` a single part of what its classifier would read.
+    """Read parts (B, K, D): the cells of the backbone's last grid, or with `vector` one part, the input of its classifier.
 
-    unit_vector: that part scaled to length one, as in the published code of VSE++.
+    unit_vector: the same part scaled to length one, as in the published code of VSE++.
     """
     grid: Tensor = backbone.forward_features(images)  # type: ignore[operator]
     if output != "grid":
         vector: Tensor = backbone.forward_head(grid, pre_logits=True)  # type: ignore[operator]
         return (vector if output == "vector" else unit(vector)).unsqueeze(1)
-    return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # four dimensions: of a convolutional network
+    return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # four dimensions: a convolutional network
 
 
 def _mlp(features: int, width: int) -> nn.Module:
@@ -140,7 +140,7 @@ def _mlp(features: int, width: int) -> nn.Module:
 
 
 def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Preprocess]:
-    """The network, the width of its output and its own preprocessing; nothing is fetched unless `download` asks for it."""
+    """Build the network; return it, its output width and its preprocessing; nothing is downloaded unless `download`."""
     allow_torchvision()
     import timm
 
@@ -174,5 +174,5 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
 
 
 def _takes_size(name: str) -> bool:
-    """Transformers fix their picture size when they are built."""
+    """Return whether the picture size must be given: transformers fix it when they are built."""
     return name.startswith(("vit_", "deit", "beit", "swin", "eva", "test_vit"))

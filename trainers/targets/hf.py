@@ -1,6 +1,6 @@
-"""A dual encoder of transformers, such as ALIGN, CLIP or SigLIP: fine-tuned whole, its visual tower alone, or from scratch.
+"""A dual encoder of transformers (ALIGN, CLIP, SigLIP, …): fine-tune all, the visual tower only, or train from scratch.
 
-A checkpoint holds the weights; configuration, tokenizer and image processor are read again from `model`.
+A checkpoint contains the weights; configuration, tokenizer and image processor are read again from `model`.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ class Hf(Target):
 
     @property
     def scale(self) -> Tensor:
-        """exp(logit_scale), or 1 / temperature of ALIGN."""
+        """Return exp(logit_scale), or 1 / temperature for ALIGN."""
         learnt: Tensor | None = getattr(self.model, "temperature", None)
         return super().scale if learnt is None else 1 / learnt.float()
 
@@ -101,7 +101,7 @@ class Hf(Target):
 
 @dataclass(frozen=True)
 class HfTokenizer:
-    """Texts to (N, L) int64, cut and padded to the context."""
+    """Convert texts to token ids (N, L) int64, cut and padded to the context."""
 
     tokenizer: Any
     context: int
@@ -125,7 +125,7 @@ class HfTokenizer:
 
 @dataclass(frozen=True)
 class ProcessorTransform:
-    """PIL picture to uint8 (3, crop, crop) as the model's image processor cuts it, mirrored with probability `flip`."""
+    """Convert a PIL picture to uint8 (3, crop, crop) like the model's image processor; mirror it with probability `flip`."""
 
     preprocess: ProcessorPixels
     flip: float = 0.0

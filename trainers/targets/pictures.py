@@ -1,4 +1,4 @@
-"""Pictures and precomputed features on their way into a target: what data workers do to each sample."""
+"""Transform pictures and precomputed features to inputs of a target, in the data workers."""
 
 import math
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from noisegate.pipeline.shards import (
 )
 
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
-_TRIES = 10  # to fit a crop of the drawn area and aspect ratio
+_TRIES = 10  # tries to fit a crop of random area and aspect ratio
 
 
 class Augment(BaseModel):
-    """What training does to pictures: a random crop of that share of the area, and a mirror image with probability `flip`.
+    """Augmentation of training pictures: a random crop by share of the area, and mirroring with probability `flip`.
 
     Captions with "left" and "right" are wrong for mirrored pictures, so flip is 0 by default.
     """
@@ -47,7 +47,7 @@ class Augment(BaseModel):
 
 @dataclass(frozen=True)
 class PictureTransform:
-    """Picture, Pillow's or (H, W, 3), to uint8 (3, size, size).
+    """Convert a picture, Pillow's or (H, W, 3), to uint8 (3, size, size).
 
     Random parts draw from `rng`, or without one from torch's generator.
     """
@@ -57,12 +57,12 @@ class PictureTransform:
 
     @property
     def deterministic(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether the transform uses no random numbers."""
         return self.augment is None or (self.augment.crop is None and not self.augment.flip)
 
     @property
     def least_side(self) -> int | None:
-        """As in `Preprocess`, for the smallest random crop."""
+        """Like `Preprocess.least_side`, for the smallest random crop."""
         least = self.preprocess.least_side
         if least is None or self.augment is None or self.augment.crop is None:
             return least
@@ -103,7 +103,7 @@ class PictureTransform:
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of a random crop, uniform in area and log aspect ratio; the largest one after ten tries."""
+    """Draw left, top, right, bottom of a crop, uniform in area and log aspect ratio; after ten tries the largest crop."""
     for _ in range(_TRIES):
         area = width * height * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -119,13 +119,13 @@ def crop_box(
 
 
 def channels_first(pixels: NDArray[np.uint8]) -> Tensor:
-    """(H, W, 3) as a tensor (3, H, W)."""
+    """Convert (H, W, 3) to a tensor (3, H, W)."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 @dataclass(frozen=True)
 class FeatureTransform:
-    """Array (K, width) or (width,) to float32 (parts, width): rows beyond `parts` are cut off, missing ones are zeros.
+    """Convert an array (K, width) or (width,) to float32 (parts, width): extra rows are cut off, missing rows are zeros.
 
     >>> FeatureTransform(parts=3, width=2)(np.ones((2, 2))).tolist()
     [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
@@ -148,6 +148,6 @@ class FeatureTransform:
 
 
 def pixel_scaling(preprocess: Preprocess | ProcessorPixels) -> tuple[Tensor, Tensor]:
-    """(1, 3, 1, 1) each: what is taken from pixels in 0..255 and what they are divided by."""
+    """Return offset and divisor for pixels in 0..255, (1, 3, 1, 1) each."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) * 255 for values in (preprocess.mean, preprocess.std))
     return mean, std

@@ -1,7 +1,7 @@
-"""From a set of parts to one vector: mean, max, last, and the generalised pooling operator of VSE∞ (Chen et al., 2021).
+"""Pool a set of parts to one vector: mean, max, last, and the generalised pooling operator of VSE∞ (Chen et al., 2021).
 
-Parts are (N, L, d) with a mask (N, L), True where a part is real.  What stands in padded places never matters; a sample
-without parts gives zeros.
+Parts are (N, L, d) with a mask (N, L), True where a part is real.  Values at padded places are ignored; a sample without parts
+gives zeros.
 """
 
 import math
@@ -15,32 +15,32 @@ Pooling = Literal["mean", "max", "last", "gpo"]
 
 
 def mean_pool(parts: Tensor, mask: Tensor) -> Tensor:
-    """(N, d) mean of the real parts."""
+    """Return the mean of the real parts, (N, d)."""
     kept = mask.unsqueeze(-1)
     return parts.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
 
 
 def max_pool(parts: Tensor, mask: Tensor) -> Tensor:
-    """(N, d) largest value of the real parts, in each dimension for itself."""
+    """Return the largest value of the real parts in each dimension, (N, d)."""
     largest = parts.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(dim=1)
     return largest.masked_fill(~mask.any(dim=1, keepdim=True), 0)
 
 
 def last_pool(parts: Tensor, mask: Tensor) -> Tensor:
-    """(N, d) the last real part: the final state of a recurrent encoder."""
+    """Return the last real part, (N, d): the final state of a recurrent encoder."""
     last = (lengths(mask) - 1).clamp(min=0)
     pooled = parts[torch.arange(len(parts), device=parts.device), last]
     return pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0)
 
 
 def lengths(mask: Tensor) -> Tensor:
-    """(N,) one more than the place of the last real part; real parts come first in texts, anywhere in images."""
+    """Return the place of the last real part plus one, (N,); in texts real parts come first, in images anywhere."""
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return (mask * places).amax(dim=1)
 
 
 def positions(length: int, width: int) -> Tensor:
-    """(length, width) trigonometric encodings: sin and cos of k / 10000^(2i / width), side by side, k from 0.
+    """Return trigonometric encodings (length, width): sin and cos of k / 10000^(2i / width), side by side, k from 0.
 
     >>> [[round(x, 4) for x in row] for row in positions(2, 2).tolist()]
     [[0.0, 1.0], [0.8415, 0.5403]]
@@ -53,9 +53,9 @@ def positions(length: int, width: int) -> Tensor:
 class GPO(nn.Module):
     """Generalised pooling: v_d = sum_k θ_k(n) · (k-th largest of the n real values in dimension d).
 
-    θ(n) (n,) sums to one and depends on the number of parts alone: a bidirectional GRU reads the encodings of the places
-    1..n, its two directions are averaged, and a softmax at `temperature` over one linear output gives θ.  θ = 1/n is the
-    mean, θ = (1, 0, …) the max.
+    θ(n) (n,) sums to one and depends on the number of parts alone: a bidirectional GRU reads the encodings of the positions
+    1..n, its two directions are averaged, and a softmax at `temperature` over one linear output gives θ.  θ = 1/n is the mean,
+    θ = (1, 0, …) the max.
     """
 
     def __init__(self, width: int = 32, hidden: int = 32, temperature: float = 0.1) -> None:
@@ -65,7 +65,7 @@ class GPO(nn.Module):
         self.score = nn.Linear(hidden, 1, bias=False)
 
     def coefficients(self, sizes: Tensor, longest: int) -> Tensor:
-        """(N, longest) float32: θ(n) of each size, zeros beyond it."""
+        """Compute θ(n) of each size, (N, longest) float32, zeros beyond n."""
         shown, place = torch.unique(sizes.clamp(min=1), return_inverse=True)  # θ is the same for equal sizes
         codes = positions(longest, self.width).to(self.score.weight).expand(len(shown), -1, -1)
         read = packed_gru(self.gru, codes, shown)
@@ -84,7 +84,7 @@ class GPO(nn.Module):
 
 
 class _Plain(nn.Module):
-    """One of the poolings without parameters."""
+    """A pooling without parameters as a module."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class _Plain(nn.Module):
 
 
 def build_pooling(kind: Pooling) -> nn.Module:
-    """(parts, mask) -> (N, d)."""
+    """Build a pooling module: (parts, mask) -> (N, d)."""
     return GPO() if kind == "gpo" else _Plain(kind)
 
 
 def packed_gru(gru: nn.GRU, inputs: Tensor, sizes: Tensor) -> Tensor:
-    """(N, L, hidden): what a GRU says at each place, its directions averaged; padding is never read, and gives zeros."""
+    """Run a GRU: outputs at each place (N, L, hidden), its directions averaged; padding is not read and gives zeros."""
     packed = pack_padded_sequence(inputs, sizes.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     states, _ = pad_packed_sequence(gru(packed)[0], batch_first=True, total_length=inputs.shape[1])
     return (states[..., : gru.hidden_size] + states[..., gru.hidden_size :]) / 2 if gru.bidirectional else states

@@ -1,4 +1,4 @@
-"""Targets that compare the regions of an image with the words of a text, pair by pair: the part that SGRAF and SCAN share."""
+"""The common base of SGRAF and SCAN: targets that compare the regions of an image with the words of a text, pair by pair."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -58,14 +58,14 @@ class RegionWords(Target):
 
     @abstractmethod
     def match(self, images: Encoded, texts: Encoded) -> Tensor:
-        """(Bi, Bt) similarities of one block."""
+        """Compute the similarities of one block, (Bi, Bt)."""
 
     def pool_images(self, parts: Tensor, mask: Tensor) -> Tensor:
-        """Each image's global vector (B, d) of its regions (B, K, d)."""
+        """Pool regions (B, K, d) to each image's global vector (B, d)."""
         return unit(mean_pool(parts, mask))
 
     def pool_texts(self, parts: Tensor, mask: Tensor) -> Tensor:
-        """Each text's global vector (B, d) of its words (B, L, d)."""
+        """Pool words (B, L, d) to each text's global vector (B, d)."""
         return unit(mean_pool(parts, mask))
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
@@ -83,7 +83,7 @@ class RegionWords(Target):
         return {"vectors": self.pool_texts(parts, mask), "parts": parts, "mask": mask}
 
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        """(Bi, Bt) float32, block by block, so that memory does not grow with the number of pairs."""
+        """Compute similarities (Bi, Bt) in float32, block by block, so that memory does not grow with the number of pairs."""
         pair = (texts["mask"].shape[1] + 1) * self.width
         across = max(1, min(count(images), self.config.block // pair))
         down = max(1, self.config.block // (pair * across))
@@ -109,7 +109,7 @@ def _cut(encoded: Encoded, start: int, size: int) -> Encoded:
 
 
 def attend(images: Encoded, texts: Encoded, sharpness: float) -> Tensor:
-    """(Bi, Bt, L, d) unit rows, what each word sees of the regions: a_j of (D4) and (D5); zeros without regions."""
+    """Attend from each word to the regions: unit rows a_j of (D4) and (D5), (Bi, Bt, L, d); zeros without regions."""
     regions, words = images["parts"].float(), texts["parts"].float()
     cosine = torch.einsum("ikd,tld->itkl", regions, words)
     leaky = F.leaky_relu(cosine, 0.1) * texts["mask"][None, :, None, :]

@@ -1,13 +1,13 @@
 """SCAN, stacked cross attention (Lee et al., ECCV 2018), as LNC-SCAN uses it.
 
-Regions v_i and words t_j have length one. With texts asking (`t2i`), as in SGRAF's attention:
+Regions v_i and words t_j have length one. With words as queries (`t2i`), as in SGRAF's attention:
 
     c_ij = cos(v_i, t_j);  ĉ_ij = leaky(c_ij) / sqrt(sum_j leaky(c_ij)²)
     α_ij = softmax_i(λ ĉ_ij);  a_j = sum_i α_ij v_i                                region_words: `attend`
     R_j = cos(a_j, t_j)
     S(I, T) = mean_j R_j, or log(sum_j exp(λ_2 R_j)) / λ_2                          `pool_relevance`
 
-With images asking (`i2t`) regions and words change places. λ is 9 for t2i and 4 for i2t, λ_2 is 6 and 5, as published.
+With regions as queries (`i2t`) regions and words are exchanged. λ is 9 for t2i and 4 for i2t, λ_2 is 6 and 5, as published.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class ScanConfig(RegionWordsConfig):
 
 
 class Scan(RegionWords):
-    """The similarity of a pair is the mean relevance of what its words see of the regions, or the other way round."""
+    """The similarity of a pair is the mean relevance of its words to the attended regions, or of regions to attended words."""
 
     config: ScanConfig
 
@@ -55,7 +55,7 @@ class Scan(RegionWords):
 
 
 def pool_relevance(relevance: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    """(N, M) of relevances (N, M, L) and a mask of the same shape: their mean, or with a scale their log-sum-exp.
+    """Pool relevances (N, M, L) under a mask of the same shape to (N, M): their mean, or with a scale their log-sum-exp.
 
     >>> pool_relevance(torch.tensor([[[0.5, 0.3, 9.0]]]), torch.tensor([[[True, True, False]]])).tolist()
     [[0.4000000059604645]]

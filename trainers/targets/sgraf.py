@@ -1,4 +1,4 @@
-"""Matching of regions and words by SGR and SAF (Diao et al., 2021), as LNC uses it (its appendix D.1).
+"""Match regions and words by SGR and SAF (Diao et al., 2021), as LNC does (its appendix D.1).
 
 An image has K regions v_i, a text L words t_j, all of length one, and each a global vector.  For one pair:
 
@@ -11,9 +11,9 @@ SGR reasons over the graph of the L + 1 similarity vectors and reads the global 
 attention.  Each ends in a linear layer and a sigmoid, so similarities lie in (0, 1); `sgraf` is the mean of both in one
 network.  The papers train SGR and SAF apart and average them in the test: train both modules and evaluate their runs together.
 
-What the description leaves out is as in the published code of SGRAF and NCR: a_j has unit length; dropout on word embeddings
-and in the attention behind the global vectors; batch norm in that attention of the regions, and in SAF's attention over all
-images and words of one caption; W with a bias; linear layers by Xavier with biases of 0.
+Details missing in the description are as in the published code of SGRAF and NCR: a_j has unit length; dropout on word
+embeddings and in the attention behind the global vectors; batch norm in that attention of the regions, and in SAF's attention
+over all images and words of one caption; W with a bias; linear layers by Xavier with biases of 0.
 """
 
 from typing import Literal
@@ -41,7 +41,7 @@ class SgrafConfig(RegionWordsConfig):
 
 
 class Sgraf(RegionWords):
-    """The similarity of a pair is what SGR or SAF makes of it, in (0, 1)."""
+    """The similarity of a pair by SGR, SAF or both, in (0, 1)."""
 
     config: SgrafConfig
 
@@ -49,7 +49,7 @@ class Sgraf(RegionWords):
         super().__init__(config, weights)
         self.pool_regions = SelfPool(config.width, config.dropout, config.regions)
         self.pool_words = SelfPool(config.width, config.dropout)
-        self.matchers = nn.ModuleDict()  # each with its own maps, as SGR and SAF are trained apart
+        self.matchers = nn.ModuleDict()  # each with its own maps, because SGR and SAF are trained separately
         for kind in ("sgr", "saf"):
             if config.module in (kind, "sgraf"):
                 self.matchers[kind] = _Matcher(config, kind)
@@ -84,9 +84,9 @@ def similarity_vector(one: Tensor, other: Tensor, weight: Tensor, bias: Tensor |
 
 
 class SelfPool(nn.Module):
-    """A set's global vector: its mean asks each part how much it matters (D.1), and the answers weigh the parts.
+    """Pool a set to its global vector: attention of its mean to each part weighs the parts (D.1).
 
-    regions: the number of parts; each place, and each dimension of the mean, then has its batch norm. Texts have none.
+    regions: the number of parts; each place, and each dimension of the mean, then has its own batch norm. Texts have none.
     """
 
     def __init__(self, width: int, dropout: float = 0.0, regions: int | None = None) -> None:
@@ -95,10 +95,10 @@ class SelfPool(nn.Module):
         self.norm_part = None if regions is None else nn.BatchNorm1d(regions)
         self.norm_whole = None if regions is None else nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(dropout)
-        self.score = nn.Linear(width, 1, bias=False)  # the softmax takes no notice of a bias
+        self.score = nn.Linear(width, 1, bias=False)  # a bias would not change the softmax
 
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
-        """(N, d) unit rows, zeros where there are no parts."""
+        """Return unit rows (N, d), zeros for sets without parts."""
         each, whole = self.part(parts), self.whole(mean_pool(parts, mask))
         if self.norm_part is not None and self.norm_whole is not None:
             padded = F.pad(each, (0, 0, 0, self.norm_part.num_features - each.shape[1]))
@@ -109,7 +109,7 @@ class SelfPool(nn.Module):
 
 
 def _batch_norm(layer: nn.BatchNorm1d, values: Tensor) -> Tensor:
-    """Normalise; a batch of one value per channel has no deviation, so that the running one is used."""
+    """Normalise; a batch of one value per channel has no deviation, so the running one is used."""
     if layer.training and values.numel() == layer.num_features:
         return F.batch_norm(
             values, layer.running_mean, layer.running_var, layer.weight, layer.bias, training=False, eps=layer.eps
@@ -119,7 +119,7 @@ def _batch_norm(layer: nn.BatchNorm1d, values: Tensor) -> Tensor:
 
 
 class _Matcher(nn.Module):
-    """One of SGR and SAF with its similarity maps W_g and W_l and its last layer."""
+    """SGR or SAF with its similarity maps W_g and W_l and its last layer."""
 
     def __init__(self, config: SgrafConfig, kind: str) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class SAF(nn.Module):
 class CaptionNorm(nn.BatchNorm1d):
     """Batch norm of one channel, caption after caption: of scores (Bi, Bt, n), over images and those nodes that are real.
 
-    Running mean and variance move once for each caption, in their order, as if each were a batch.
+    Running mean and variance are updated once per caption, in order, as if each caption were a batch.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class CaptionNorm(nn.BatchNorm1d):
 
     @torch.no_grad()
     def _move(self, means: Tensor, variances: Tensor) -> None:
-        """r ← (1 - m) r + m x for each x (Bt,) in turn, in one step."""
+        """Apply r ← (1 - m) r + m x for each x (Bt,) in turn, in one step."""
         assert self.momentum is not None
         kept = 1 - self.momentum
         shares = self.momentum * kept ** torch.arange(len(means) - 1, -1, -1, device=means.device)

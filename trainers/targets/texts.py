@@ -1,7 +1,7 @@
-"""Texts as words: a vocabulary taken from captions (or a hash that needs none), token ids, and each word in its context.
+"""Texts as words: a vocabulary from captions (or hashing without one), token ids, and a vector per word in its context.
 
-The vocabulary is part of the target's configuration, so that a saved target carries its own. The encoder is a GRU or a
-transformer. CLIP has tokens of its own, whole or only those that the captions need.
+The vocabulary is part of the target's configuration, so that a saved target includes it. The encoder is a GRU or a transformer.
+CLIP has its own tokens, all of them or only those in the captions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .pooling import lengths, packed_gru
 
 CLIP_TOKENS = 49_408
 CLIP_START, CLIP_END = 49_406, 49_407
-_REMEMBERED = 16_384  # texts, 10 MB of 77 tokens each
-CLIP_UNKNOWN = 1  # row of the small table; row 0 is CLIP's own id 0, which pads
+_REMEMBERED = 16_384  # cached texts; 10 MB at 77 tokens each
+CLIP_UNKNOWN = 1  # row of the small table; row 0 is CLIP's id 0, the padding
 TextKind = Literal["gru", "transformer"]
 PADDING, UNKNOWN, START, END = range(4)
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """Words in lower case; punctuation is left out.
+    """Split into words in lower case; punctuation is left out.
 
     >>> split_words("Two dogs -- they don't bark!")
     ['two', 'dogs', 'they', "don't", 'bark']
@@ -44,10 +44,10 @@ def split_words(text: str) -> list[str]:
 
 
 class Vocabulary(BaseModel):
-    """Which words a text encoder knows.
+    """The words that a text encoder knows.
 
     `words` without a list are taken from the training captions (see `resolve_target`); `hashing` gives every word one of
-    `buckets` numbers, so that rare words may share one.  Words that are not known count as one unknown word.
+    `buckets` numbers, so that rare words may share one.  All other words count as one unknown word.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,18 +64,18 @@ class Vocabulary(BaseModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether its words are still to be taken from captions."""
+        """Whether its words must still be taken from captions."""
         return self.kind == "words" and not self.words
 
     def filled(self, captions: Iterable[str], always: Sequence[str] = ()) -> Vocabulary:
-        """With the words of the captions, most frequent first, and those of `always` whatever their count."""
+        """Return a copy with the words of the captions, most frequent first, and of `always` whatever their count."""
         counts: Counter[str] = Counter()
         for caption in captions:
             counts.update(split_words(caption))
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         kept = dict.fromkeys(word for word, times in ranked[: self.limit] if times >= self.min_count)
         kept.update(dict.fromkeys(word for text in always for word in split_words(text)))
-        return self.model_copy(update={"words": tuple(kept) or ("",)})  # no captions at all: every word is unknown
+        return self.model_copy(update={"words": tuple(kept) or ("",)})  # without captions every word is unknown
 
     @property
     def size(self) -> int:
@@ -83,13 +83,13 @@ class Vocabulary(BaseModel):
         return 4 + (len(self.words) if self.kind == "words" else self.buckets)
 
     def tokenizer(self) -> WordTokenizer:
-        """Texts to token ids."""
+        """Make the tokenizer from texts to token ids."""
         return WordTokenizer(self.words if self.kind == "words" else None, self.buckets, self.max_length)
 
 
 @dataclass(frozen=True)
 class WordTokenizer:
-    """Texts to (N, L) int64: start, words, end, then zeros; an empty text is start and end.
+    """Convert texts to token ids (N, L) int64: start, words, end, then zeros; an empty text is start and end.
 
     >>> WordTokenizer(("a", "dog"), 0, 8)(["A big dog.", ""]).tolist()
     [[2, 4, 1, 5, 3], [2, 3, 0, 0, 0]]
@@ -117,7 +117,7 @@ class WordTokenizer:
 
 
 class WordEncoder(nn.Module):
-    """Token ids (N, L) to one vector per word (N, L, width), and the mask (N, L) of real ones."""
+    """Encode token ids (N, L) to one vector per word (N, L, width), and the mask (N, L) of real words."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -
     with path.open(encoding="utf-8") as lines, torch.no_grad():
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
-            if word not in places or (number == 1 and len(values) == 1):  # word2vec begins with its own shape
+            if word not in places or (number == 1 and len(values) == 1):  # word2vec files begin with their shape
                 continue
             if len(values) != table.embedding_dim:
                 problem = (
@@ -194,7 +194,7 @@ def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -
 
 
 class ClipVocabulary(BaseModel):
-    """`full` is CLIP's table; `captions` keeps the tokens of the training captions, and the others share one row."""
+    """CLIP's tokens: `full` is CLIP's table; `captions` keeps the tokens of the training captions, all others share one row."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -204,11 +204,11 @@ class ClipVocabulary(BaseModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether its tokens are still to be taken from captions."""
+        """Whether its tokens must still be taken from captions."""
         return self.kind == "captions" and not self.ids
 
     def filled(self, captions: Iterable[str], always: Sequence[str] = ()) -> ClipVocabulary:
-        """With the tokens of the captions and of `always`."""
+        """Return a copy with the tokens of the captions and of `always`."""
         tokenizer = clip_tokenizer(77)
         used, rest = {CLIP_START, CLIP_END}, chain(captions, always)
         while texts := list(islice(rest, 1000)):
@@ -217,13 +217,13 @@ class ClipVocabulary(BaseModel):
 
     @property
     def size(self) -> int:
-        """Rows of the token table."""
+        """Number of rows of the token table."""
         return 2 + len(self.ids) if self.ids else CLIP_TOKENS
 
 
 @lru_cache(maxsize=8)
 def clip_tokenizer(context: int) -> Any:
-    """CLIP's own byte-pair encoding, for texts of `context` tokens; building it takes a while."""
+    """Build CLIP's own byte-pair encoding for texts of `context` tokens; this is slow."""
     allow_torchvision()
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -232,9 +232,9 @@ def clip_tokenizer(context: int) -> Any:
 
 @dataclass(frozen=True)
 class ClipTokenizer:
-    """Texts to (N, L) int64, in the numbering of the small table where `ids` are given; start and end are the largest.
+    """Convert texts to token ids (N, L) int64, numbered by the small table if `ids` are given; start and end are largest.
 
-    `trim` cuts to the longest text, for towers on which that changes nothing.
+    `trim` cuts to the longest text, for towers whose result this does not change.
     """
 
     tokenizer: Callable[[list[str]], Tensor]
@@ -243,7 +243,7 @@ class ClipTokenizer:
 
     @cached_property
     def _known(self) -> dict[str, Tensor]:
-        """Rows of texts that came before: byte-pair encoding is slow, and small data sets show theirs in every epoch."""
+        """Cache of token ids by text: byte-pair encoding is slow, and small data sets repeat their texts in every epoch."""
         return {}
 
     @cached_property
@@ -273,7 +273,7 @@ class ClipTokenizer:
 
 @torch.no_grad()
 def with_all_tokens(model: Any, ids: Sequence[int], size: int) -> None:
-    """Give a model with a small table CLIP's whole one again: every token that was left out has the shared row."""
+    """Replace a model's small table by CLIP's full one: every token that was left out gets the shared row."""
     tower = getattr(model, "text", model)
     small = tower.token_embedding.weight
     table = nn.Embedding(size, small.shape[1])

@@ -1,7 +1,7 @@
-"""The video-text embedding of Miech et al. (2019) over precomputed clip features, as LNC uses it (its appendix D.2).
+"""The video-text embedding of Miech et al. (2019) on precomputed clip features, as in LNC (its appendix D.2).
 
-A clip's features (2D and 3D ones side by side) are maximised over time, a caption's words go through a linear layer and a
-ReLU and are maximised over the words; each then passes its own gated embedding unit, and the similarity is the cosine.
+A clip's features (2D and 3D side by side) are max-pooled over time; a caption's words go through a linear layer and a ReLU and
+are max-pooled over words; each result passes its own gated embedding unit, and the similarity is their cosine.
 """
 
 from collections.abc import Callable
