@@ -26,7 +26,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CheckedConfig:
-    """What the checks built and found; `notes` are messages for the user."""
+    """Objects built by the checks; `notes` are messages for the user."""
 
     method: Method
     target: TargetConfig
@@ -72,7 +72,7 @@ def check_config(config: TrainConfig) -> CheckedConfig:
 
 
 def join_rules(first: str | None, second: str | None) -> str | None:
-    """A rule that holds where both hold; None is no rule.
+    """Join two rules by `and`; None is no rule.
 
     >>> join_rules("similarity > 0.2", "clean")
     '(similarity > 0.2) and (clean)'
@@ -81,7 +81,7 @@ def join_rules(first: str | None, second: str | None) -> str | None:
 
 
 def _check_folder(setting: str, folder: Path, example: str) -> None:
-    """The folder need not exist, but none of its parents may be a file."""
+    """Check that no parent of the folder is a file; the folder need not exist."""
     if _URL.match(str(folder)):
         raise ConfigError.of(setting, folder, f"is a URL; give a local folder, such as {setting}={example}")
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
@@ -133,7 +133,7 @@ def _check_target(config: TrainConfig) -> TargetConfig:
 
 
 def _check_sampler(config: TrainConfig) -> str:
-    """The sampler, with `auto` resolved."""
+    """Return the sampler, with `auto` resolved."""
     sampler, batch_size = config.data.sampler, config.data.batch_size
     if sampler == "auto":
         sampler = "m_per_class:4" if config.task.name == "image_retrieval" else "window"
@@ -159,7 +159,7 @@ def _check_sampler(config: TrainConfig) -> str:
 
 
 def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
-    """Are there enough rows for one batch? Stops reading tables once there are."""
+    """Check that there are enough rows for one batch; tables are read only until there are."""
     rule = parse_where(where) if where else None
     count = 0
     for stem in run.stems():
@@ -177,7 +177,7 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
 
 
 def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> None:
-    """Does every label have a class name?"""
+    """Check that every label has a class name."""
     classes = target.class_set() if config.task.name == "classification" else None
     if classes is None or config.data.label_field is not None:
         return

@@ -1,4 +1,4 @@
-"""All settings of a training run as one checked object, from YAML, from `a.b=c` words, or from Python.
+"""All settings of a training run in one checked object, from YAML, from `a.b=c` words, or from Python.
 
 `TrainConfig.parse` checks each value by itself; `checks.check_config` then checks them against files, tables and devices. An
 error is one line: the setting, the value given, and one that works.
@@ -66,7 +66,7 @@ class DataConfig(_Section):
     eval_batch_size: int = Field(default=256, ge=1)
 
     def read_options(self, task: str) -> dict[str, Any]:
-        """Options of `WeightedShards` that say what a task reads of each sample."""
+        """Return options of `WeightedShards` that say which parts of each sample a task reads."""
         captions = "one" if task != "retrieval" else "read" if self.captions == "one" else self.captions
         names = ("image_part", "text_field", "label_field", "cache")
         return {"label": task != "retrieval", "captions": captions, **{name: getattr(self, name) for name in names}}
@@ -178,7 +178,7 @@ def read_config(
     settings: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Values of a YAML file or tree, changed by flags, then by words such as `optimizer.lr=1e-4`; not checked yet.
+    """Read values of a YAML file or tree, changed by flags, then by words such as `optimizer.lr=1e-4`; not checked yet.
 
     >>> read_config(settings=["optimizer.lr=1e-4", "data.shards=[a.tar, b.tar]"])
     {'optimizer': {'lr': 0.0001}, 'data': {'shards': ['a.tar', 'b.tar']}}
@@ -190,7 +190,7 @@ def read_config(
 
 
 def merge_trees(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a tree of settings in which those of `changes` replace its own.
+    """Copy a tree of settings in which the values of `changes` replace its own.
 
     >>> merge_trees({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
@@ -229,7 +229,7 @@ def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """`a.b=c` words by name, their values read as YAML: numbers, lists, true, null.
+    """Parse `a.b=c` words by name, with values read as YAML: numbers, lists, true, null.
 
     >>> parse_settings(["loop.ema=0.99", "data.where=similarity > 0.2", "loop.clip=null"])
     {'loop.ema': 0.99, 'data.where': 'similarity > 0.2', 'loop.clip': None}
@@ -251,7 +251,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a finite number; YAML reads 1e-4 as a text."""
+    """Return whether a text is a finite number; YAML reads 1e-4 as text."""
     try:
         float(text)
     except ValueError:
@@ -260,7 +260,7 @@ def _is_number(text: str) -> bool:
 
 
 def build_method(config: TrainConfig) -> Method:
-    """The method that `config.method` describes; raise ConfigError for settings that it does not know."""
+    """Build the method that `config.method` describes; raise ConfigError for unknown settings."""
     kind = method_class(config.method)
     try:
         checked = kind.Config.model_validate(config.method)
@@ -270,7 +270,7 @@ def build_method(config: TrainConfig) -> Method:
 
 
 def resolve_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a run as a tree, with all defaults of its method and target; raise ConfigError for mistakes.
+    """Return a run's whole configuration as a tree, with all defaults of method and target; raise ConfigError for mistakes.
 
     >>> tree = resolve_settings({"method": {"name": "npc"}, "target": {"name": "dual", "features": 8}})
     >>> tree["method"]["threshold"], tree["target"]["regions"], tree["loop"]["epochs"]
@@ -289,7 +289,7 @@ _INSTANCE = re.compile(r" or instance of \w+")
 
 
 def _config_error(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> ConfigError:
-    """The first mistake, with the nearest known name or an example."""
+    """Make an error for the first mistake, with the nearest known name or an example."""
     first = error.errors()[0]
     parts = [str(part) for part in first["loc"]]
     name = ".".join([prefix, *parts] if prefix else parts)
@@ -317,7 +317,7 @@ def _config_error(error: ValidationError, kind: type[BaseModel], prefix: str = "
 
 
 def _to_yaml(value: Any) -> str:
-    """A value on one line of YAML."""
+    """Format a value on one line of YAML."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, tuple):

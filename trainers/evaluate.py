@@ -24,7 +24,7 @@ PROBE = "a picture of two red circles"
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """Which weights were measured, on what, and the figures in percent."""
+    """The measured weights, the data, and the figures in percent."""
 
     weights: list[str]
     task: str
@@ -37,7 +37,7 @@ class ModelFigures:
 
 
 def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShards:
-    """The evaluation shards in order, every row once."""
+    """Open the evaluation shards in order, every row once."""
     options = data.read_options(task)
     if task == "retrieval":
         captions = data.eval_captions or (f"{data.captions}:all" if data.captions.count(":") == 1 else data.captions)
@@ -58,7 +58,7 @@ def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShar
 
 
 def measure(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:
-    """The task's figures of a target."""
+    """Measure a target by the task's figures."""
     evaluate, _ = TASKS[task.name]
     data.load_state_dict({"epoch": 0, "batch": 0})
     return evaluate(target, data, **task.options)
@@ -73,11 +73,11 @@ def evaluate_model(
     device: str = "auto",
     settings: Mapping[str, Any] | None = None,
 ) -> ModelFigures:
-    """Measure a run (its `best` or `last` weights) or a weights file; of several, the averages of their similarities.
+    """Measure a run (its `best` or `last` weights) or a weights file; for several, average their similarities.
 
-    Several must read the same pictures and tokens, as SGR and SAF trained on the same data do; each counts alike. `shards`
-    are the evaluation shards, by default those of the first run; `settings` changes data and task options
-    (`{"data": {"eval_captions": …}, "task": {"options": {"folds": 5}}}`).
+    Several models must read the same pictures and tokens, like SGR and SAF trained on the same data; all have equal weight.
+    `shards` are the evaluation shards, by default those of the first run; `settings` changes data and task options (`{"data":
+    {"eval_captions": …}, "task": {"options": {"folds": 5}}}`).
     """
     sources = [Path(source)] if isinstance(source, str | Path) else [Path(one) for one in source]
     if not sources:
@@ -108,7 +108,7 @@ def evaluate_model(
 
 
 def _find_weights(path: Path, which: str) -> tuple[list[Path], dict[str, Any]]:
-    """Weights files of a run or a file, and the run's configuration where there is one."""
+    """Find the weights files of a run or a file, and the run's configuration if there is one."""
     if not path.exists():
         problem = "is not there; give a run's folder, such as runs/001-osa, or a weights file of one"
         raise ConfigError.of("source", str(path), problem)
@@ -136,5 +136,5 @@ def _require_same_inputs(one: Target, other: Target, path: Path) -> None:
 
 
 def _describe_words(target: Target) -> list[Any]:
-    """Equal where two tokenizers give the same tokens."""
+    """Return a value that is equal if two tokenizers give the same tokens."""
     return [target.tokenizer([PROBE]).tolist(), *(getattr(target.tokenizer, name, None) for name in ("words", "ids"))]

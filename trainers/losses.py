@@ -1,12 +1,12 @@
-"""Losses sample by sample, and what a weight does to them.
+"""Per-sample losses, and how weights enter them.
 
-All of them take a batch's similarities (B, B), image i against text j with the given pairs on the diagonal, or its class
-logits (B, C), and give (B,): one number per sample, so that a method can weigh, select or mix them before the mean.
-`info_nce`, `hinges` and `triplet` are those of noisegate.pipeline.methods.losses.
+All losses take a batch's similarities (B, B), image i against text j with the given pairs on the diagonal, or its class logits
+(B, C), and return (B,): one number per sample, so that a method can weigh, select or mix them before the mean. `info_nce`,
+`hinges` and `triplet` come from noisegate.pipeline.methods.losses.
 
-A sample of weight 0 sends no gradient through its own loss. It is still a negative for the others, which is right for most
-wrong pairs (a caption on the wrong picture is wrong for almost every other picture too) and is how OSA's published code
-does it; `negatives` leaves it out there as well.
+A sample of weight 0 sends no gradient through its own loss. It is still a negative of the other samples, which is right for
+most wrong pairs (a caption on the wrong picture is wrong for almost every other picture too) and is how OSA's published code
+does it; `negatives` excludes it there as well.
 """
 
 import torch
@@ -32,7 +32,7 @@ WEIGHT_MODES = {
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """(B,) of class logits (B, C) with labels (B,) or soft ones (B, C).
+    """Compute cross-entropy (B,) of class logits (B, C) with labels (B,) or soft labels (B, C).
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp().round().tolist()
     [4.0]
@@ -47,11 +47,12 @@ def contrastive(
     negatives: Tensor | None = None,
     trust: Tensor | None = None,
 ) -> Tensor:
-    """(B,) of images among themselves: the mean over the other images of the class of -log softmax_{j≠i}(S_ij / τ).
+    """Compute (B,) for images: the mean of -log softmax_{j≠i}(S_ij / τ) over the other images of the class.
 
-    labels: (B,). trust: (B,) >= 0, by which that mean weighs the others, since a wrong label spoils the loss of those that it
-    is put together with as well. An image without any (trusted) other of its class in the batch has loss 0 and no gradient.
-    negatives: (B,) bool, which images stand in the softmax of others although they are no (trusted) ones of their class.
+    labels: (B,). trust: (B,) >= 0, weights of the other images in that mean, because a wrong label also spoils the losses of
+    the other images of its class. An image without any (trusted) other image of its class in the batch has loss 0 and no
+    gradient. negatives: (B,) bool, which images are in the softmax of others although they are no (trusted) images of their
+    class.
     """
     itself = diagonal_mask(similarity)
     positive = (labels[:, None] == labels[None, :]) & ~itself
@@ -68,9 +69,9 @@ def contrastive(
 
 
 def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: float | None = None) -> Tensor | None:
-    """One number to call backward() on: the mean of w_i L_i (OSA Eq. 6), scaled by one of `WEIGHT_MODES`.
+    """Reduce to one number for backward(): the mean of w_i L_i (OSA Eq. 6), scaled by one of `WEIGHT_MODES`.
 
-    loss, weight: (B,); NaN weights count as 0. None when no sample has any weight: skip such a batch. `mean1` needs
+    loss, weight: (B,); NaN weights count as 0. Returns None if no sample has any weight: skip such a batch. `mean1` needs
     `mean_weight`, the mean of the column over the data trained on. For `reference` give the margins s - β as weight.
 
     >>> loss, weight = torch.tensor([1.0, 3.0]), torch.tensor([0.02, 0.0])

@@ -14,7 +14,7 @@ _CLIP_ADAMW: dict[str, Any] = {"name": "adamw", "lr": 1e-5, "weight_decay": 0.2,
 
 
 def _osa_settings(task: str) -> dict[str, Any]:
-    """OSA's settings of a task, which are those of the plain training that it compares with, too."""
+    """Return OSA's settings of a task; the paper's plain training has the same."""
     batch, rate, epochs = {"classification": (64, 1e-5, 10), "image_retrieval": (128, 5e-6, 10)}.get(
         task, (256, 1e-5, 5)
     )
@@ -27,7 +27,7 @@ def _osa_settings(task: str) -> dict[str, Any]:
 
 
 def _ncr_family(warmup: int, epochs: int, every: int, **method: Any) -> dict[str, Any]:
-    """Settings of NCR's code and of methods built on it; `epochs` and `every` count from the end of the warm-up."""
+    """Return the settings of NCR's code and of methods built on it; `epochs` and `every` count from the end of the warm-up."""
     return {
         "method": {"warmup": warmup, "procedure": "paper", "loss": "hardest_triplet", **method},
         "data": {"batch_size": 128},
@@ -66,7 +66,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"epochs": 45, "clip": 2.0},
     },
     "tango": {"method": {"warmup": 0}, **_TANGO},
-    "label_match": {"method": {"guard": False}, **_TANGO},  # of TANGO's Table 9
+    "label_match": {"method": {"guard": False}, **_TANGO},  # as in TANGO's Table 9
     "deft": {"method": {"detect": 10, "warmup": 5}, **_TANGO},
     "ssr": {
         "method": {"warmup": 0},
@@ -95,7 +95,7 @@ of CIFAR for labels. `baseline`, `select` and `osa` have OSA's, by task."""
 
 
 def with_paper_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the method's paper, changed by `values`; raise ConfigError for a method without them.
+    """Return the settings of the method's paper, changed by `values`; raise ConfigError for a method without paper settings.
 
     >>> with_paper_settings({"method": {"name": "tango"}, "optimizer": {"lr": 0.01}})["optimizer"]
     {'name': 'sgd', 'lr': 0.01, 'momentum': 0.9, 'weight_decay': 0.0005}

@@ -1,4 +1,4 @@
-"""Tasks: how a trained target is measured. Each `evaluate_*` returns named figures, in percent but for ranks and counts.
+"""Tasks: measure a trained target. Each `evaluate_*` returns named figures, in percent except ranks and counts.
 
 `evaluate_retrieval`: image-text retrieval, R@K both ways, their sum and median ranks, over all images or averaged over folds.
 `evaluate_classification`: accuracy by the prompts of the classes, or by the target's linear head.
@@ -28,9 +28,9 @@ from noisegate.pipeline.system import Float32, Index
 from .data import Batch
 from .targets import Encoded, Target, concat, count, take
 
-BLOCK = 16_000_000  # similarities that are held at once: 64 MB
+BLOCK = 16_000_000  # similarities in memory at a time: 64 MB
 RANKS = (1, 5, 10)
-CAPTIONS = 4096  # captions on the device at once; targets that compare words have large ones
+CAPTIONS = 4096  # captions on the device at a time; they are large for targets that compare words
 
 
 # --- retrieval ---------------------------------------------------------------------------------------------------------
@@ -39,13 +39,13 @@ CAPTIONS = 4096  # captions on the device at once; targets that compare words ha
 def evaluate_retrieval(
     target: Target, batches: Iterable[Batch], *, folds: int = 1, ks: Sequence[int] = RANKS, block: int = BLOCK
 ) -> dict[str, float]:
-    """`i2t_r1` …, `t2i_r10`, their sum `rsum`, median ranks `i2t_medr` and `t2i_medr`, `images` and `captions`.
+    """Return `i2t_r1` …, `t2i_r10`, their sum `rsum`, median ranks `i2t_medr` and `t2i_medr`, `images` and `captions`.
 
     Ties count against the model.
 
-    Rows with the same image (field `image_id`, or digest) are one image with several captions, as are the captions of one
-    row (`caption_of`). With folds > 1, `fold_i2t_r1` … and `fold_rsum` are means over this many consecutive parts of the
-    images (MS-COCO 5K and 1K: folds=5). At most `block` similarities are held at a time.
+    Rows with the same image (field `image_id`, or digest) are one image with several captions, as are the captions of one row
+    (`caption_of`). With folds > 1, `fold_i2t_r1` … and `fold_rsum` are means over `folds` consecutive parts of the images
+    (MS-COCO 5K and 1K: folds=5). At most `block` similarities are in memory at a time.
     """
     with _evaluation_mode(target):
         images, texts, owner = _encode_pairs(target, batches)
@@ -65,7 +65,7 @@ def evaluate_retrieval(
 
 
 def _compare(target: Target, images: Encoded, texts: Encoded, block: int) -> Iterator[tuple[int, Float32]]:
-    """Similarities of some images with all texts, (b, T), and the number of the first image; at most `block` at a time."""
+    """Yield the number of the first image and similarities of some images with all texts, (b, T), at most `block` at a time."""
     captions = count(texts)
     step = max(1, block // max(1, captions))
     across = max(1, min(CAPTIONS, block // step))
@@ -108,7 +108,7 @@ def _encode_pairs(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, En
 
 
 def _image_ids(batch: Batch) -> list[Hashable]:
-    """An identifier for each image of a batch: field `image_id`, else the picture's digest, else the row number."""
+    """Return an identifier for each image of a batch: field `image_id`, else the picture's digest, else the row number."""
     for name in ("image_id", "image_sha256"):
         values = batch.fields.get(name)
         if values is not None and all(value is not None for value in values):
@@ -127,7 +127,7 @@ def _named(recall: RecallAtK, start: str) -> Iterator[tuple[str, float]]:
 
 
 def evaluate_classification(target: Target, batches: Iterable[Batch]) -> dict[str, float]:
-    """`accuracy`, `accuracy_top5`, `mean_class_accuracy`, and `samples`; labels of -1 are left out.
+    """Return `accuracy`, `accuracy_top5`, `mean_class_accuracy`, and `samples`; labels of -1 are left out.
 
     With several prompts per class their mean similarity counts; prompts are encoded once.
     """
@@ -148,7 +148,7 @@ def evaluate_classification(target: Target, batches: Iterable[Batch]) -> dict[st
 
 
 def evaluate_image_retrieval(target: Target, batches: Iterable[Batch]) -> dict[str, float]:
-    """`precision_at_1`, `map_at_r`, and `samples`.
+    """Return `precision_at_1`, `map_at_r`, and `samples`.
 
     An image never finds itself; the only image of a class is no query but can be found; labels of -1 are left out.
     """
@@ -164,7 +164,7 @@ def evaluate_image_retrieval(target: Target, batches: Iterable[Batch]) -> dict[s
 def _encode_labelled(
     target: Target, batches: Iterable[Batch], task: str, read: Callable[[Encoded], Tensor]
 ) -> tuple[Float32, Index]:
-    """What `read` makes of the encoded images of all batches, (N, d), and their labels (N,)."""
+    """Apply `read` to the encoded images of all batches, (N, d), and return their labels (N,) too."""
     rows, labels = [], []
     for batch in batches:
         if not len(batch):
@@ -183,7 +183,7 @@ def _encode_labelled(
 
 @contextmanager
 def _evaluation_mode(target: Target) -> Iterator[None]:
-    """Evaluation mode without gradients; restores the mode afterwards."""
+    """Switch to evaluation mode without gradients; restore the mode afterwards."""
     before = target.training
     target.eval()
     try:
@@ -238,7 +238,7 @@ def _is_count(value: Any) -> bool:
 
 
 def list_figures(task: str, folds: int = 1, ks: Sequence[int] = RANKS) -> tuple[str, ...]:
-    """The figures of a task that a larger value makes better."""
+    """List the figures of a task for which larger is better."""
     if task == "classification":
         return "accuracy", "accuracy_top5", "mean_class_accuracy"
     if task == "image_retrieval":

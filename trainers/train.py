@@ -40,7 +40,7 @@ CHANGEABLE = (
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a training. `best` and `last` are figures in percent; `over` says why it ended, empty if it was stopped."""
+    """The result of a training. `best` and `last` are figures in percent; `over` says why it ended, empty if stopped."""
 
     folder: Path
     method: str
@@ -78,8 +78,8 @@ def train(
 ) -> TrainResult:
     """Train by a configuration (an object, a tree of values, or a YAML file), or resume the run in `resume`.
 
-    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same as names with values. Mistakes in the configuration
-    are reported before data or network is loaded. SIGINT and SIGTERM stop it after a checkpoint; the result is then
+    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same as names with values. Mistakes in the configuration are
+    reported before data or network is loaded. SIGINT and SIGTERM stop the training after a checkpoint; the result is then
     `stopped`.
     """
     checkpoint: Checkpoint | None = None
@@ -176,7 +176,7 @@ def _run_loop(
 
 
 def _describe_resume(loop: Loop) -> str:
-    """Where a resumed run continues, as a message."""
+    """Describe where a resumed run continues."""
     state, wanted = loop.state, loop.config.loop
     if state.over:
         more = f"loop.epochs={2 * loop.epochs}"
@@ -218,7 +218,7 @@ def _make_fabric(config: TrainConfig, method: Method) -> Fabric:
 
 
 def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) -> WeightedShards:
-    """The training data without its transforms, which come from the target."""
+    """Open the training data without transforms, which come from the target."""
     d = config.data
     return WeightedShards(
         d.shards or None,
@@ -250,7 +250,7 @@ def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, 
 
 
 def _resolve_target(checked: CheckedConfig, data: WeightedShards) -> TargetConfig:
-    """The target's settings with the values that depend on the data, such as its vocabulary."""
+    """Return the target's settings with the values that depend on the data, such as its vocabulary."""
 
     def captions() -> Iterator[str]:
         view = data.view(sampler="sequential", rank=0, world=1)

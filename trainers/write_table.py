@@ -107,7 +107,7 @@ def _check_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any
 
 
 def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
-    """As an Arrow array; null for rows that were not trained on, for nan, and for classes below 0."""
+    """Convert to an Arrow array; null for rows that were not trained on, for nan, and for classes below 0."""
     kind = ALL_COLUMNS[name][0]
     unknown = ~seen | (
         np.isnan(values) if values.dtype.kind == "f" else values < 0 if values.dtype.kind == "i" else False
@@ -118,7 +118,7 @@ def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
 
 
 def _training_data(config: TrainConfig) -> WeightedShards:
-    """The rows that the training drew from, without reading a sample."""
+    """Open the rows that the training drew from, without reading samples."""
     d, rule = config.data, join_rules(config.data.where, build_method(config).where())
     options = d.read_options(config.task.name)
     return WeightedShards(d.shards or None, d.table, **options, batch_size=1, where=rule, image=_identity)
@@ -174,7 +174,7 @@ def _run_facts(source: RunFolder | None, config: TrainConfig) -> dict[str, Any]:
 
 
 def _scorer(config: TrainConfig) -> Identity:
-    """Identity of a scorer that is the trained network itself, not a frozen model."""
+    """Make the identity of a scorer that is the trained network itself, not a frozen model."""
     return Identity(
         model=f"noisegate train: {config.method['name']}",
         weights="trained",
@@ -214,7 +214,7 @@ def _write_from_shard(
     if len(samples) != len(seen):
         problem = f"has {len(samples):,} samples now, {len(seen):,} when it was trained on; bring the old one back"
         raise ConfigError.of("data.shards", shard.url, problem)
-    if config.data.image_part or config.data.captions != "one":  # the training read other parts than are decoded here
+    if config.data.image_part or config.data.captions != "one":  # the training read other parts
         for sample, ok in zip(samples, seen, strict=True):
             if ok:
                 sample.status, sample.error = "ok", None
@@ -239,7 +239,7 @@ def _write_from_shard(
 
 
 def _decode_samples(reader: ShardReader, options: DecodeOptions) -> Iterator[Decoded]:
-    small = Preprocess(1)  # pictures are decoded only to see whether they can be
+    small = Preprocess(1)  # pictures are decoded only to check that they can be
     for raw in reader:
         sample = decode_sample(raw, small, options)
         sample.pixels = None

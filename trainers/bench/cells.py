@@ -1,4 +1,4 @@
-"""The cells of a bench: one is a method at a noise rate with a seed. Train several at a time and keep each finished one."""
+"""Train the cells of a bench, several at a time, and keep finished ones. A cell is one method, noise rate and seed."""
 
 import gc
 import hashlib
@@ -34,7 +34,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Cell:
-    """What to train, as a tree for `TrainConfig`, and the file of its result."""
+    """One training of a bench, as a tree for `TrainConfig`, and the file of its result."""
 
     method: str
     rate: float
@@ -52,11 +52,11 @@ class Cell:
     def digest(self) -> str:
         """Digest of the settings and of all defaults; a result with another digest is trained again.
 
-        What a method makes of a setting that is null, and the data itself, are not part of it. Raise ConfigError for settings
-        that no run could have.
+        Values that a method chooses for null settings, and the data itself, are not part of it. Raise ConfigError for invalid
+        settings.
         """
         text = json.dumps(resolve_settings(self.config), sort_keys=True, ensure_ascii=False)
-        for number, folder in sorted(enumerate(self.folders), key=lambda item: -len(str(item[1]))):  # inner ones first
+        for number, folder in sorted(enumerate(self.folders), key=lambda item: -len(str(item[1]))):  # inner first
             text = text.replace(json.dumps(f"{folder}{os.sep}", ensure_ascii=False)[1:-1], f"FOLDER {number}/")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -91,7 +91,7 @@ def run_cells(
     run: Callable[[Cell], CellResult] | None = None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
 ) -> list[CellResult]:
-    """Results in the order of the cells; finished cells are read from their files."""
+    """Train the cells and return results in their order; finished cells are read from their files."""
     run = run or run_cell
     results = {place: result for place, cell in enumerate(cells) if (result := read_result(cell)) is not None}
     todo = [place for place in range(len(cells)) if place not in results]
@@ -105,7 +105,7 @@ def run_cells(
 def _run_in_processes(
     cells: Sequence[Cell], todo: Sequence[int], jobs: int, run: Callable[[Cell], CellResult]
 ) -> Iterator[tuple[int, CellResult]]:
-    """Yield results as they come. A killed process loses only the cells it had begun; they are tried again."""
+    """Yield results as they come. A killed process loses only the cells that it had begun, which are tried again."""
     left = list(todo)
     while left:
         before, broken = len(left), False
@@ -126,7 +126,7 @@ def _run_in_processes(
                 for child in set(multiprocessing.active_children()) - others:
                     child.terminate()  # a training stops after its next update
                 raise
-        if broken and len(left) == before:  # no cell was finished, so trying again will not help
+        if broken and len(left) == before:  # no cell was finished, so another try will not help
             for place in left:
                 cell = cells[place]
                 error = "its process was killed, perhaps for want of memory; use fewer --jobs"
@@ -136,7 +136,7 @@ def _run_in_processes(
 
 def run_cell(cell: Cell) -> CellResult:
     """Train and measure one cell; an exception becomes the `error` of its result."""
-    import torch  # and what imports it: processes that wait for cells stay small
+    import torch  # torch, and modules that import it: processes that wait for cells stay small
 
     from noisegate.trainers.data.shard_cache import ScratchFolder
     from noisegate.trainers.train import train
@@ -147,7 +147,7 @@ def run_cell(cell: Cell) -> CellResult:
     began = time.process_time()
     names: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
     truth = cell.truth or Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
-    scratch = ScratchFolder("bench")  # checkpoints are not needed once the run is measured
+    scratch = ScratchFolder("bench")  # checkpoints are not needed after the run is measured
     try:
         trained = train({**cell.config, "out": str(scratch.path)}, quiet=True)
         if trained.stopped:
@@ -164,7 +164,7 @@ def run_cell(cell: Cell) -> CellResult:
         )
     except StoppedError:
         raise
-    except Exception as error:  # a method that diverges is a row of the table
+    except Exception as error:  # a method that diverges becomes a row of the table
         result = CellResult(**names, figures={}, error=f"{type(error).__name__}: {error}")
     finally:
         scratch.remove()
@@ -173,18 +173,18 @@ def run_cell(cell: Cell) -> CellResult:
 
 
 def read_result(cell: Cell) -> CellResult | None:
-    """The stored result, if it was made with the same settings and did not fail."""
+    """Read the stored result, if it was made with the same settings and did not fail."""
     try:
         stored = json.loads(cell.file.read_text(encoding="utf-8"))
         values: dict[str, Any] = {k: math.nan if v is None and k != "error" else v for k, v in stored.items()}
         result = CellResult(**values)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no file, or of another version
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no file, or a file of another version
         return None
     return result if result.digest == cell.digest and result.error is None else None
 
 
 def finished_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of the cells that need no training."""
+    """List the cells that need no training."""
     return [cell for cell in cells if read_result(cell) is not None]
 
 
@@ -200,9 +200,9 @@ def write_result(cell: Cell, result: CellResult) -> None:
 def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, float]:
     """Compare a method's sample columns with `truth` (noise.parquet of the shards): figures in percent, noise as positive.
 
-    Of weights also the mean rank of the noisy samples and the best there could be (OSA table 9).
+    For weights also the mean rank of the noisy samples, and its optimum (OSA table 9).
 
-    Figures that cannot be computed are left out: without noise, or for methods that judge no samples.
+    Figures that cannot be computed are left out: if there is no noise, or the method judges no samples.
     """
     from noisegate.pipeline.inspect.metrics import mean_noise_rank, relabel_accuracy, selection_metrics  # imports scipy
 
@@ -224,7 +224,7 @@ def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, 
 
 
 def kept_rows(columns: Mapping[str, NDArray[Any]]) -> Mask | None:
-    """(N,) rows a method takes for clean: `clean`, weight > 0, or probability or confidence > 0.5; None without these."""
+    """Return the rows (N,) that a method finds clean: `clean`, weight > 0, or probability or confidence > 0.5; else None."""
     for name in ("clean", "osa_weight"):
         if name in columns:
             return np.asarray(columns[name]) > 0
@@ -236,9 +236,9 @@ def kept_rows(columns: Mapping[str, NDArray[Any]]) -> Mask | None:
 
 
 def _reset_peak_memory() -> None:
-    """Give back what earlier cells left and reset the kernel's peak, so that a cell reports its own memory.
+    """Free memory of earlier cells and reset the kernel's peak, so that a cell reports its own memory.
 
-    Where the system allows no reset, a process reports the largest of all its cells for each.
+    If the system allows no reset, a process reports the largest of its cells so far for each cell.
     """
     gc.collect()
     free_unused_memory()
@@ -247,7 +247,7 @@ def _reset_peak_memory() -> None:
 
 
 def _peak_megabytes() -> float:
-    """Peak resident memory, libraries included; nan where the system does not tell."""
+    """Return peak resident memory, libraries included; nan if the system does not say."""
     if STATUS.exists():
         for line in STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):

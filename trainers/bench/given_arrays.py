@@ -1,6 +1,6 @@
-"""Data that comes as arrays: features of pictures, captions, index files of noise, and embeddings of an estimator.
+"""Data sets given as arrays: features of pictures, captions, index files of noise, and embeddings of an estimator.
 
-From these a bench makes the shards of a noise rate and the weight table that belongs to them, without a model.
+From these a bench makes the shards of a noise rate and their weight table, without a model.
 """
 
 import io
@@ -44,17 +44,17 @@ class GivenArrays(PresetPart):
     """Parquet with the column key"""
 
     def check(self, data: Path) -> None:
-        """Raise ConfigError if a file of the estimator is missing, with how to get the folder."""
+        """If a file of the estimator is missing, raise ConfigError that says how to get the folder."""
         missing = [name for name in (self.images, self.texts, self.keys) if not (data / name).exists()]
         if missing:
             raise ConfigError.of("data", str(data), f"has no {' and no '.join(missing)}; {self.get}")
 
     def read_noise(self, data: Path, rate: float) -> Index:
-        """(N,) the image of each caption."""
+        """Read the image of each caption, (N,)."""
         return np.asarray(np.load(self.noise_path(data, rate)), np.int64)
 
     def noise_path(self, data: Path, rate: float) -> Path:
-        """The index file of a rate; raise ConfigError if there is none."""
+        """Return the index file of a rate; raise ConfigError if there is none."""
         path = data / self.noise_file.format(rate=f"{rate:g}")
         if not path.exists():
             there = sorted(found.name for found in data.glob(self.noise_file.format(rate="*")))
@@ -63,7 +63,7 @@ class GivenArrays(PresetPart):
         return path
 
     def make_train_shards(self, data: Path, rate: float, place: Path, note: Callable[[str], None]) -> list[str]:
-        """Training shards with the noise of a rate, and the truth about it beside them; made once."""
+        """Make, once, training shards with the noise of a rate, and the truth beside them."""
         folder = place / f"train-{rate_name(rate)}"
         if not (folder / TRUTH_FILE).exists():  # written last
             note(f"converting: {data.name} with {100 * rate:g} % noise")
@@ -77,13 +77,13 @@ class GivenArrays(PresetPart):
         return [str(path) for path in sorted(folder.glob("*.tar"))]
 
     def make_test_shards(self, data: Path, place: Path) -> list[str]:
-        """Shards to measure on; `convert` keeps what is done."""
+        """Make shards to measure on; `convert` keeps finished ones."""
         folder = place / self.test
         convert(self.kind, data, folder, split=self.test, **self.options)
         return [str(path) for path in sorted(folder.glob("*.tar"))]
 
     def make_table(self, data: Path, rate: float, shards: list[str], place: Path, note: Callable[[str], None]) -> Path:
-        """The weight table of these shards, from the embeddings of the images that the captions are paired with."""
+        """Make the weight table of these shards, from the embeddings of the images that the captions are paired with."""
         table = place / f"tables-{rate_name(rate)}"
         if not (RunFolder(table).read_run() or {}).get("finished"):
             note(f"scoring: {100 * rate:g} % noise, from {self.images} and {self.texts}")

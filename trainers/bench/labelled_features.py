@@ -1,4 +1,4 @@
-"""Labelled pictures with features of another network and the right classes: the weight table and the truth of a bench."""
+"""Make a bench's weight table and truth from labelled pictures with features of another network and the true classes."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -35,12 +35,12 @@ class LabelledFeatures(PresetPart):
     digits: int = 6
 
     def check(self, data: Path) -> None:
-        """Raise ConfigError if the file is missing, with how to get it."""
+        """If the file is missing, raise ConfigError that says how to get it."""
         if not (data / self.file).exists():
             raise ConfigError.of("data", str(data), f"has no {self.file}; {self.get}")
 
     def make_table(self, data: Path, shards: Sequence[str], place: Path, note: Callable[[str], None]) -> Path:
-        """The weight table of the given labels, by neighbours and a probe alone: there are no texts and no anchors."""
+        """Make the weight table of the given labels from neighbours and a probe only: there are no texts and no anchors."""
         table = place / "tables"
         if not (RunFolder(table).read_run() or {}).get("finished"):
             note(f"scoring: labels by {self.file}")
@@ -62,7 +62,7 @@ class LabelledFeatures(PresetPart):
         return table
 
     def write_truth(self, table: Path, place: Path) -> Path:
-        """Which labels are wrong, and the right ones, in the order of the table; made once."""
+        """Write, once, which labels are wrong, and the true labels, in the order of the table."""
         path = place / TRUTH_FILE
         if not path.exists():
             rows = read_table(table, ["shard", "key", "index", "status", "label"])

@@ -1,4 +1,4 @@
-"""A bench on a data set of the papers: their set-up and noise on your copy of the data, to compare with their figures.
+"""Run a bench on a data set of the papers: their set-up and noise on your copy of the data, to compare with their figures.
 
 `presets/NAME.yaml` describes one data set: how its shards are made from the usual download, which noise is added, and for each
 set-up (a target with its optimiser) the settings of a training run and what each method changes. `presets/papers.yaml` holds
@@ -41,7 +41,7 @@ MAIN_FIGURE = {"retrieval": "rsum", "classification": "accuracy", "image_retriev
 
 
 class PaperNoise(PresetPart):
-    """A protocol of `noisegate noise` with the rates of the papers, or `real`: the noise of the data itself."""
+    """A protocol of `noisegate noise` with the papers' rates, or `real`: the noise of the data itself."""
 
     protocol: str
     rates: tuple[float, ...] = ()
@@ -49,7 +49,7 @@ class PaperNoise(PresetPart):
 
 
 class PaperSetup(PresetPart):
-    """A target with its training settings, and what each method changes in them."""
+    """A target with its training settings, and the changes of each method."""
 
     convert: tuple[str, ...] = ()
     """commands that make DATA; none if the preset has `arrays`"""
@@ -85,13 +85,13 @@ class PaperPreset(PresetPart):
     setups: dict[str, PaperSetup]
 
     def find_setup(self, name: str) -> PaperSetup:
-        """The set-up of that name; raise ConfigError with the known names for another."""
+        """Return the set-up of that name; for an unknown one raise ConfigError with the known names."""
         if name not in self.setups:
             raise ConfigError.of("setup", name, f"is unknown; {self.name} has {', '.join(self.setups)}")
         return self.setups[name]
 
     def run_config(self, setup: str, method: str, data: str | Path = DATA) -> dict[str, Any]:
-        """Settings of one run as a tree for `TrainConfig.parse`; `data` replaces DATA."""
+        """Return the settings of one run as a tree for `TrainConfig.parse`; `data` replaces DATA."""
         found = self.find_setup(setup)
         if method not in found.methods:
             raise ConfigError.of("methods", method, f"is unknown; {self.name} {setup} has {', '.join(found.methods)}")
@@ -104,9 +104,9 @@ class PaperPreset(PresetPart):
 
 
 class PaperFigure(PresetPart):
-    """Figures that a paper reports for one method, by the names that our evaluation uses.
+    """Figures that a paper reports for one method, by the names in our evaluation.
 
-    rate: share of noise, None for that of the data itself. part: what was measured, if not the trained model.
+    rate: share of noise, None for the data's own noise. part: what was measured, if not the trained model.
     witness: `paper`, or `notes` if the figures come from reading notes.
     """
 
@@ -124,14 +124,14 @@ class PaperFigure(PresetPart):
 
 
 def paper_presets() -> tuple[str, ...]:
-    """Names of the data sets that --data names: those of the papers, and real ones to compare methods on."""
+    """List the names of data sets for --data: the papers' data sets, and real ones to compare methods on."""
     names = {path.stem for path in PRESETS.glob("*.yaml")}
     return tuple(sorted(names - {PAPERS_FILE, *preset_names()}))
 
 
 @cache
 def load_paper_preset(name: str) -> PaperPreset:
-    """The preset of that name; raise ConfigError with the known names for another."""
+    """Load the preset of that name; for an unknown one raise ConfigError with the known names."""
     if name not in paper_presets():
         known = paper_presets()
         raise ConfigError.of("preset", name, f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
@@ -146,7 +146,7 @@ def paper_figures(
     noise: str | None = None,
     rate: float | None = None,
 ) -> tuple[PaperFigure, ...]:
-    """Figures that match all given values, in the order of the papers.
+    """Return the figures that match all given values, in the order of the papers.
 
     >>> [row.figures for row in paper_figures("flickr30k", method="crcl", rate=0.4)]
     [{'rsum': 505.2}]
@@ -198,7 +198,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class PaperBench:
-    """Our results, and the figures that the papers report for the same set-up."""
+    """Our results, and the papers' figures for the same set-up."""
 
     preset: PaperPreset
     setup: str
@@ -212,7 +212,7 @@ class PaperBench:
 
 
 def list_conditions(preset: PaperPreset, rates: Sequence[float] | None = None) -> tuple[Condition, ...]:
-    """The noise of the papers, or the given rates of it."""
+    """List the noise conditions of the papers, or those of the given rates."""
     if rates is not None and any(noise.protocol == REAL for noise in preset.noise):
         raise ConfigError.of("rates", rates, f"are not for {preset.name}, which has noise of its own; leave them out")
     wrong = [rate for rate in rates or () if not 0 <= rate < 1]
@@ -245,8 +245,8 @@ def run_paper_bench(
     """Add noise to the shards in `data`, score them if a method reads a table, train, and measure.
 
     `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
-    model. Finished parts are kept below `out`, as in `run_bench`. Where a value is None, the preset's is taken. With
-    `finished` nothing is trained: the result has the cells that are done.
+    model. Finished parts are kept below `out`, as in `run_bench`. None means the preset's value. With `finished` nothing is
+    trained: the result has only the finished cells.
     """
     data, out = data.absolute(), out.absolute()
     described = preset.find_setup(setup)
@@ -300,7 +300,7 @@ def run_paper_bench(
 
 
 def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
-    """Raise ConfigError if shards are missing, with the commands that make them."""
+    """If shards are missing, raise ConfigError with the commands that make them."""
     found = preset.setups[setup]
     if preset.arrays is not None:
         preset.arrays.check(data)
@@ -323,7 +323,7 @@ def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
 def make_noisy_shards(
     config: Mapping[str, Any], condition: Condition, place: Path, note: Callable[[str], None]
 ) -> list[str]:
-    """Tars with the noise of the condition, made once; the given ones for rate 0 and for noise of the data itself."""
+    """Make, once, tars with the noise of the condition; return the given tars for rate 0 and for the data's own noise."""
     sources = _find_tars(config["data"]["shards"])
     if not condition.rate:
         return sources
@@ -356,7 +356,7 @@ def make_table(
     estimator: str | None,
     note: Callable[[str], None],
 ) -> Path:
-    """The weight table of these shards, by the preset's command; DATA/tables if no noise was added."""
+    """Make the weight table of these shards by the preset's command; DATA/tables if no noise was added."""
     own = data / "tables"
     if not condition.rate and estimator is None and (RunFolder(own).read_run() or {}).get("finished"):
         return own

@@ -1,4 +1,4 @@
-"""Results of a bench on a data set of the papers: ours with the papers' figures in brackets, costs, curves."""
+"""Write the results of a bench on a paper's data set: ours with the papers' figures in brackets, costs, curves."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,7 +28,7 @@ FIGURES = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accura
 
 
 def paper_markdown(bench: PaperBench) -> str:
-    """One table for each figure: ours, and in brackets what a paper reports of the same method, data and noise."""
+    """Make one table per figure: ours, and in brackets a paper's for the same method, data and noise."""
     preset = bench.preset
     trained = [row for row in bench.reported if row.part is None and row.also_on is None]
     names = list(dict.fromkeys([*FIGURES[preset.task], *(name for row in trained for name in row.figures)]))
@@ -66,14 +66,14 @@ def paper_markdown(bench: PaperBench) -> str:
 
 
 def _optional_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """An empty line and a table; no lines without rows."""
+    """Make an empty line and a table; no lines if there are no rows."""
     return ["", *markdown_table(head, rows)] if rows else []
 
 
 def _ours_and_theirs(
     bench: PaperBench, trained: Sequence[PaperFigure], name: str, method: str, condition: Condition
 ) -> str:
-    """Our mean, with the figures of the papers in brackets; a dash if there is neither."""
+    """Format our mean, with the papers' figures in brackets; a dash if there is neither."""
     ours = our_spread(bench, name, method, condition)
     theirs = [
         row.figures[name]
@@ -86,7 +86,7 @@ def _ours_and_theirs(
 
 
 def our_spread(bench: PaperBench, name: str, method: str, condition: Condition) -> Spread:
-    """Mean and deviation over the cells that measured this figure, or failed."""
+    """Compute mean and deviation over the cells that measured this figure, or failed."""
     cells = bench.cells[method, condition.name]
     return Spread.of([cell.figures.get(name) for cell in cells if cell.error is not None or name in cell.figures])
 
@@ -98,7 +98,7 @@ def _same_noise(row: PaperFigure, condition: Condition) -> bool:
 
 
 def _costs(bench: PaperBench) -> list[str]:
-    """Processor time and memory of each method: medians over all noise and seeds."""
+    """List processor time and memory of each method: medians over all noise and seeds."""
     rows = []
     for method in bench.methods:
         cells = [cell for (name, _), found in bench.cells.items() if name == method for cell in found]
@@ -110,7 +110,7 @@ def _costs(bench: PaperBench) -> list[str]:
 
 
 def _noise_found(bench: PaperBench, judged: Sequence[PaperFigure], titles: Sequence[str]) -> list[str]:
-    """A table of precision, recall and F1 of the noise that table and methods found; in brackets those of the papers."""
+    """Make a table of precision, recall and F1 of the noise found by table and methods; in brackets the papers' figures."""
     rows = []
     for method in bench.methods:
         words = []
@@ -140,7 +140,7 @@ def _judgement_note(row: PaperFigure) -> str:
 
 
 def paper_json(bench: PaperBench) -> dict[str, Any]:
-    """Every cell with its noise, and the papers' figures."""
+    """Return every cell with its noise, and the papers' figures."""
     cells = [{"noise": name, **json_values(asdict(cell))} for (_, name), found in bench.cells.items() for cell in found]
     reported = [row.model_dump(mode="json") for row in bench.reported]
     tables = {name: json_values(found) for name, found in bench.tables.items()}
@@ -148,7 +148,7 @@ def paper_json(bench: PaperBench) -> dict[str, Any]:
 
 
 def paper_curves(bench: PaperBench) -> dict[str, Markup]:
-    """The main figure over the noise rates, for each protocol with several."""
+    """Draw the main figure over the noise rates, for each protocol with several rates."""
     name = MAIN_FIGURE[bench.preset.task]
     kinds: dict[str, dict[float, Condition]] = {}
     for condition in bench.conditions:

@@ -1,4 +1,4 @@
-"""Presets of benches: what a file of presets/ may say, and the methods it names."""
+"""Presets of benches: the schema of the files in presets/, and checks of the methods they name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ class PresetPart(BaseModel):
 
 
 class Figure(PresetPart):
-    """The main figure of those that the task measures."""
+    """The main figure among those that the task measures."""
 
     name: str
     label: str
@@ -47,10 +47,10 @@ class SceneData(PresetPart):
 class ScenePreset(PresetPart):
     """One table of results. `config` is a tree for `TrainConfig`; `settings` change it for single methods.
 
-    Every method makes about `updates` updates: those that train on fewer samples see them more often. NAME@passes is
-    the exception; any other NAME@WORD is the method with the `settings` of that whole name on top. With `epochs` in place of
-    `updates` each makes as many passes over the samples that it trains on. `pretrain` gives all cells the same pretrained
-    weights to begin with.
+    Every method makes about `updates` updates: a method that trains on fewer samples sees them more often. NAME@passes is the
+    exception; any other NAME@WORD is the method plus the `settings` of that whole name. With `epochs` in place of `updates`
+    each method makes that many passes over the samples that it trains on. `pretrain` gives all cells the same pretrained
+    weights at the start.
     """
 
     name: str
@@ -80,17 +80,17 @@ class ScenePreset(PresetPart):
         return check_preset(ScenePreset, merge_trees(self.model_dump(), values), self.name)
 
     def quick_version(self) -> "ScenePreset":
-        """The small version that runs in minutes."""
+        """Return the small version, which runs in minutes."""
         return self.with_changes(**self.quick)
 
 
 def preset_names() -> list[str]:
-    """Names of the presets of drawn scenes."""
+    """List the names of the presets of drawn scenes."""
     return sorted(path.stem for path in PRESETS.glob("scenes-*.yaml"))
 
 
 def load_preset(name: str) -> ScenePreset:
-    """A preset by name, or from a YAML file with the changes to one of them (`base: scenes-retrieval`)."""
+    """Load a preset by name, or from a YAML file with changes to a preset (`base: scenes-retrieval`)."""
     if not is_file_name(name):
         return check_preset(ScenePreset, _read_preset(name), name)
     try:
@@ -105,7 +105,7 @@ def load_preset(name: str) -> ScenePreset:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a preset is given as a file.
+    """Return whether a preset is given as a file.
 
     >>> [is_file_name(name) for name in ("scenes-retrieval", "mine.yaml")]
     [False, True]
@@ -121,13 +121,13 @@ def _read_preset(name: str) -> dict[str, Any]:
 
 
 def read_yaml(name: str) -> dict[str, Any]:
-    """A file of presets/."""
+    """Read a file of presets/."""
     tree: dict[str, Any] = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
     return tree
 
 
 def check_preset(kind: type[P], values: Mapping[str, Any], name: str) -> P:
-    """Values as an object of `kind`; raise ConfigError for the first mistake."""
+    """Parse values as an object of `kind`; raise ConfigError for the first mistake."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -138,7 +138,7 @@ def check_preset(kind: type[P], values: Mapping[str, Any], name: str) -> P:
 
 
 def rate_name(rate: float) -> str:
-    """A noise rate as part of a file name, in percent.
+    """Format a noise rate in percent as part of a file name.
 
     >>> rate_name(0.2)
     '20'
@@ -147,7 +147,7 @@ def rate_name(rate: float) -> str:
 
 
 def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
-    """Raise ConfigError for a method, or a variant of one, that does not exist."""
+    """Raise ConfigError for an unknown method, or unknown variant of a method."""
     for name in preset.methods:
         plain, _, variant = name.partition("@")
         if plain not in (there := (*known, ORACLE)):
@@ -160,7 +160,7 @@ def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
 def assign_methods(
     presets: Sequence[ScenePreset], asked: Sequence[str], tasks: Mapping[str, Sequence[str]]
 ) -> list[list[str]]:
-    """For each preset, the methods asked for that are for its task and, as variants, known to it; `tasks` by method.
+    """For each preset, list the requested methods that fit its task, and variants that it knows; `tasks` by method.
 
     Raise ConfigError for a method that no preset has.
 

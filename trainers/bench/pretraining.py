@@ -1,4 +1,4 @@
-"""Pretrained weights for a bench: a network trained on clean scenes that no cell trains or is measured on."""
+"""Pretrain a network for a bench on clean scenes that no cell uses for training or evaluation."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ FROM_SCRATCH_ONLY = ("architecture", "preprocess", "vocabulary")
 
 
 class Pretraining(BaseModel):
-    """Clean scenes to draw and the settings of the training on them, on top of the preset's `config`."""
+    """Clean scenes to draw and training settings, which override the preset's `config`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class Pretrained:
     figures: dict[str, float]
 
     def target(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A preset's target, beginning with these weights instead of random ones."""
+        """Return a preset's target that starts from these weights instead of random ones."""
         kept = {name: value for name, value in settings.items() if name not in FROM_SCRATCH_ONLY}
         return {**kept, "model": f"local-dir:{self.weights}"}
 
@@ -51,7 +51,7 @@ def pretrain(
     out: Path,
     note: Callable[[str], None],
 ) -> Pretrained:
-    """Train a retrieval network by `config` on clean scenes of `size` pixels and measure it by `task`, unless that is done."""
+    """Train a retrieval network by `config` on clean scenes of `size` pixels and measure it by `task`, unless already done."""
     from noisegate.trainers.train import train  # imports torch
 
     given = json.dumps([pretraining.model_dump(), config, size, held_out.name], sort_keys=True, default=str)
@@ -77,7 +77,7 @@ def pretrain(
 
 
 def _measure(target: dict[str, Any], task: str, held_out: Path) -> dict[str, float]:
-    """Figures of a target on the held-out scenes, whose folder holds the class names too."""
+    """Measure a target on the held-out scenes, whose folder also has the class names."""
     from noisegate.trainers.config import DataConfig, TaskConfig
     from noisegate.trainers.evaluate import evaluation_data, measure
     from noisegate.trainers.targets import build_target

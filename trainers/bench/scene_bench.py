@@ -1,4 +1,4 @@
-"""A bench on drawn scenes: make their data once per noise rate, plan a cell for each method, rate and seed, train them."""
+"""Run a bench on drawn scenes: make data once per noise rate, plan a cell per method, rate and seed, train the cells."""
 
 import json
 import math
@@ -40,7 +40,7 @@ TRUTH = "truth"
 
 @dataclass(frozen=True)
 class SceneBench:
-    """Results of a preset; the tables are made from them."""
+    """Results of a preset, from which the tables are made."""
 
     preset: ScenePreset
     cells: list[CellResult]
@@ -60,7 +60,7 @@ def run_bench(
 ) -> SceneBench:
     """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset.
 
-    With `finished` nothing is trained: the result has the cells that are done.
+    With `finished` nothing is trained: the result has only the finished cells.
     """
     if jobs < 0:
         raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
@@ -72,7 +72,7 @@ def run_bench(
         start = pretrain(preset.pretrain, preset.config, preset.task, preset.data.size, held_out, out, note)
     cells = [
         plan_cell(preset, prepared[rate], method, rate, seed, out / preset.name, start)
-        for seed in preset.seeds  # all cells of one seed before those of the next, so that mistakes show early
+        for seed in preset.seeds  # all cells of one seed before the next seed, so that mistakes show early
         for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
     ]
@@ -104,17 +104,17 @@ class PreparedScenes:
     """CLIP's token ids of all captions and class prompts, so that no cell has to collect them"""
 
     def count_selected(self, method: str) -> int:
-        """Rows that a method trains on which keeps the clean ones."""
+        """Count the rows that a method trains on: the clean rows for methods that keep only these."""
         return {"select": self.kept, ORACLE: self.clean}.get(method, self.rows)
 
     def count_where(self, rule: str) -> int:
-        """Rows of the table for which a rule such as clean_tango holds."""
+        """Count the table's rows for which a rule such as clean_tango holds."""
         run, parsed = RunFolder(self.table), parse_where(rule)
         return sum(int(parsed.rows(run, stem).sum()) for stem in run.stems())
 
 
 def prepare_scenes(data: SceneData, rate: float, out: Path, note: Callable[[str], None]) -> PreparedScenes:
-    """Draw scenes, add noise and score them, unless that is done."""
+    """Draw scenes, add noise and score them, unless already done."""
     folder = out / "data" / f"{data.protocol}-{data.train}-{data.size}px-{data.seed}"
     clean, held_out = folder / "clean", folder / f"held-out-{data.held_out}"
     shards, table, truth = (folder / f"{kind}-{rate_name(rate)}" for kind in ("noisy", "tables", "truth"))
@@ -159,7 +159,7 @@ def _add_noise_and_score(
 
 
 def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
-    """Copy the run with the truth as `clean`; return the numbers of rows, of rows kept by the table, of clean rows."""
+    """Copy the run with the truth as `clean`; return the numbers of rows, of rows kept by the table, and of clean rows."""
     run, copy = RunFolder(table), RunFolder(truth)
     whole = read_table(table, ["shard", "key", "index", "status", "clean"])
     right = ~read_truth(run, whole, None).noisy
@@ -178,7 +178,7 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
 def judge_table(table: Path, labels: bool, truth: Path | None = None) -> dict[str, float | None]:
     """Compare the table's `clean` with the truth, in percent: noise as positive (LNC table 7), and repaired labels.
 
-    `truth` is a file as `noisegate noise` writes one; None: the json of the shards.
+    `truth` is a file of `noisegate noise`; None: read the json of the shards.
     """
     accuracy: float | None = None
     if labels:
@@ -215,10 +215,10 @@ def plan_cell(
     out: Path,
     start: Pretrained | None = None,
 ) -> Cell:
-    """Settings of a cell, with as many epochs over the method's own rows as `preset.updates` updates take.
+    """Plan a cell with as many epochs over the method's own rows as `preset.updates` updates take.
 
-    `out` is the preset's folder in that of the bench.
-    NAME@passes makes as many passes over its own samples as plain training makes over all. `start` replaces random weights.
+    `out` is the preset's folder below the bench's. NAME@passes makes as many passes over its own samples as plain training
+    makes over all samples. `start` replaces random weights.
     """
     plain, _, variant = method.partition("@")
     name = "select" if plain == ORACLE else plain
@@ -251,7 +251,7 @@ def plan_cell(
 
 
 def _budget(preset: ScenePreset, prepared: PreparedScenes, config: Mapping[str, Any], method: str) -> dict[str, int]:
-    """Epochs, and with `preset.updates` the most updates, of a method."""
+    """Return the epochs of a method, and with `preset.updates` the maximum of updates."""
     if preset.updates is None:
         assert preset.epochs is not None
         return {"epochs": preset.epochs}

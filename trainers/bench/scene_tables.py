@@ -1,4 +1,4 @@
-"""Results of a bench on drawn scenes: Markdown to read, JSON to compute with, HTML with curves to look at."""
+"""Write the results of a bench on drawn scenes as Markdown, JSON, and HTML with curves."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ IDENTIFICATION = {
 
 
 def to_markdown(bench: SceneBench) -> str:
-    """The table of figures, how it was made, and how well tables and methods found the noise."""
+    """Make the table of figures, how it was made, and how well tables and methods found the noise."""
     preset = bench.preset
     rates = sorted(preset.rates)
     percents = [f"{100 * rate:g} %" for rate in rates]
@@ -71,7 +71,7 @@ def to_markdown(bench: SceneBench) -> str:
 
 
 def _noise_found(bench: SceneBench, rates: Sequence[float], percents: Sequence[str]) -> list[str]:
-    """A table of the noise that methods found by themselves; no lines if none of them judges samples."""
+    """Make a table of the noise that methods found by themselves; no lines if no method judges samples."""
     rows = [
         [method, *(format_noise_found(cell.learnt for cell in _cells(bench, method, rate)) for rate in rates)]
         for method in bench.preset.methods
@@ -86,7 +86,7 @@ def _noise_found(bench: SceneBench, rates: Sequence[float], percents: Sequence[s
 
 
 def main_figure(bench: SceneBench, cell: CellResult) -> float | None:
-    """The preset's main figure of a cell, None if it failed."""
+    """Return the preset's main figure of a cell, None if the cell failed."""
     value = cell.figures.get(bench.preset.figure.name)
     return None if value is None else value / bench.preset.figure.divide
 
@@ -100,7 +100,7 @@ def _spread(bench: SceneBench, method: str, rate: float) -> Spread:
 
 
 def to_json(bench: SceneBench) -> dict[str, Any]:
-    """Every cell, and the same means."""
+    """Return every cell, and the means of the Markdown table."""
     preset = bench.preset
     means: dict[str, dict[str, Mapping[str, float | int | None]]] = {
         method: {f"{rate:g}": json_values(asdict(_spread(bench, method, rate))) for rate in sorted(preset.rates)}
@@ -117,7 +117,7 @@ def to_json(bench: SceneBench) -> dict[str, Any]:
 
 
 def draw_scene_curves(bench: SceneBench) -> Markup:
-    """The main figure over the noise rate."""
+    """Draw the main figure over the noise rate."""
     preset, rates = bench.preset, sorted(bench.preset.rates)
     lines = {method: [_spread(bench, method, rate) for rate in rates] for method in preset.methods}
     return draw_curves(preset.name, preset.figure.label, rates, lines)

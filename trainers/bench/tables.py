@@ -1,4 +1,4 @@
-"""Parts of result tables that both kinds of bench use: means, Markdown rows, curves over the noise rate, an HTML page."""
+"""Parts of result tables for both kinds of bench: means, Markdown rows, curves over the noise rate, an HTML page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Iterable[float | None]) -> Spread:
-        """Spread of figures, None for a cell that failed.
+        """Compute the spread of figures, where None is a failed cell.
 
         >>> str(Spread.of([1.0, 2.0, 3.0, None]))
         '2.0 ± 1.0 (1 failed)'
@@ -67,18 +67,18 @@ class Spread:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Make the lines of a Markdown table."""
     return [f"| {' | '.join(words)} |" for words in (head, ["---"] * len(head), *rows)]
 
 
 def method_notes(methods: Iterable[str]) -> list[str]:
-    """What a reader must know of the methods, such as that one is a reconstruction."""
+    """List notes about the methods, such as that a method is a reconstruction."""
     plain_names = dict.fromkeys(name.partition("@")[0] for name in methods)
     return [f"- {METHODS[name].provenance}" for name in plain_names if name in METHODS and METHODS[name].provenance]
 
 
 def format_noise_found(judged: Iterable[Mapping[str, float | None]]) -> str:
-    """Precision / recall / F1 and correct labels after repair, means over the seeds; a dash where nothing was judged."""
+    """Format precision / recall / F1 and correct labels after repair, means over seeds; a dash if nothing was judged."""
     results = list(judged)
     means = {
         name: statistics.fmean(values)
@@ -91,19 +91,19 @@ def format_noise_found(judged: Iterable[Mapping[str, float | None]]) -> str:
 
 
 def format_median(values: Iterable[float]) -> str:
-    """The median of the finite values, without decimals; a dash without any."""
+    """Format the median of the finite values without decimals; a dash if there are none."""
     known = [value for value in values if math.isfinite(value)]
     return f"{statistics.median(known):,.0f}" if known else "–"
 
 
 def format_failures(cells: Iterable[CellResult]) -> list[str]:
-    """A line for each cell that failed."""
+    """Make a line for each failed cell."""
     failed = [cell for cell in cells if cell.error is not None]
     return [f"- failed: {cell.method} at {100 * cell.rate:g} %, seed {cell.seed}: {cell.error}" for cell in failed]
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with None for nan and infinities, which JSON lacks."""
+    """Replace nan and infinities by None, because JSON does not have them."""
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
@@ -115,7 +115,7 @@ def draw_curves(
     width: int = 660,
     height: int = 350,
 ) -> Markup:
-    """A line of means over the noise rates for each method, deviations as bars; NAME@WORD is NAME dashed."""
+    """Draw a line of means over the noise rates for each method, deviations as bars; NAME@WORD is dashed in NAME's colour."""
     values = [one.mean for line in lines.values() for one in line if one.count]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     low, high = max(0.0, low - 0.05 * (high - low) - 1), high + 0.05 * (high - low) + 1
@@ -157,7 +157,7 @@ def draw_curves(
 
 
 def svg_file(picture: Markup) -> str:
-    """A drawing as a file of its own: with fonts, and with lighter lines on a dark page."""
+    """Make a stand-alone SVG file of a drawing, with fonts, and lighter lines on a dark page."""
     return str(picture).replace("</desc>", f"</desc><style>{SVG_STYLE}</style>", 1) + "\n"
 
 
@@ -177,7 +177,7 @@ def write_results(
 
 
 def html_page(title: str, pictures: Sequence[Markup], markdown: str) -> str:
-    """One page: pictures, then the lines and tables of a Markdown text."""
+    """Make one page: pictures, then the lines and tables of a Markdown text."""
     body: list[Markup] = [element("h1", escape(f"noisegate bench: {title}")), *pictures]
     rows: list[Markup] = []
     for line in [*markdown.splitlines(), ""]:

@@ -124,7 +124,7 @@ def bench(
 
 
 def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
-    """The given presets, each once; a preset of scenes brings those along whose names continue its own, and `scenes` all.
+    """Expand the given presets: a preset of scenes includes all whose names continue its own, and `scenes` includes all.
 
     >>> expand_presets(["scenes-b", "coco", "scenes"], ["scenes-a", "scenes-b", "scenes-b-labels"], ["coco"])
     ['scenes-b', 'scenes-b-labels', 'coco', 'scenes-a']
@@ -142,7 +142,7 @@ def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence
 
 @dataclass(frozen=True)
 class BenchChoices:
-    """What the command line gives in place of the preset's values; None keeps them."""
+    """Values of the command line that replace the preset's; None keeps the preset's value."""
 
     methods: list[str] | None
     rates: list[float] | None
@@ -152,7 +152,7 @@ class BenchChoices:
 
 
 def plan_scenes(names: Sequence[str], choices: BenchChoices, quick: bool) -> dict[str, ScenePreset]:
-    """The presets of drawn scenes with the rates, seeds and methods asked for; without those that have none of the methods."""
+    """Return the presets of drawn scenes with the requested rates, seeds and methods; presets without methods are left out."""
     from noisegate.trainers.bench.preset_files import assign_methods, check_methods, load_preset
     from noisegate.trainers.methods import METHODS
 
@@ -228,7 +228,7 @@ def bench_paper(
 def _show_tables(
     name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], figure: str, output: Output
 ) -> None:
-    """Print the tables and where they are; raise ConfigError if all cells failed or none has the main figure."""
+    """Print the tables and their paths; raise ConfigError if all cells failed or none has the main figure."""
     if not cells:
         raise ConfigError.of("finished", True, f"finds no cell of preset {name}; leave it out to train them")
     output.say(escape(markdown))
@@ -241,7 +241,7 @@ def _show_tables(
 
 
 def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
-    """A function that prints a line for a finished cell."""
+    """Make a function that prints a line for a finished cell."""
 
     def show(result: CellResult, done: int, total: int) -> None:
         value = result.figures.get(figure)
@@ -254,7 +254,7 @@ def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellR
 
 
 def _parse_numbers(text: str | None, kind: type[Number], setting: str) -> list[Number] | None:
-    """A list such as 0,0.4."""
+    """Parse a list such as 0,0.4."""
     try:
         return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
     except ValueError as error:

@@ -136,7 +136,7 @@ def train(
 
 
 def _target_settings(name: str | None) -> dict[str, str]:
-    """Settings for a target by name, or for a model of open_clip or transformers by its name there."""
+    """Return settings for a target by name, or for a model of open_clip or transformers by its name there."""
     if name is None or name in TARGETS:
         return {} if name is None else {"target.name": name}
     return {"target.name": "hf" if name.startswith("hf:") else "clip", "target.model": name}

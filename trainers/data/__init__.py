@@ -1,7 +1,7 @@
-"""Shards and their weight tables as training batches.
+"""Read shards and their weight tables as training batches.
 
-`weighted_shards` is what users iterate over. `catalogue` lists the shards and the rows to train on, `epoch_order` puts rows
-into batches, `batch_loader` loads them in workers with `sample_reader`, `join` matches and proves samples and table rows,
+Users iterate over `weighted_shards`. `catalogue` lists the shards and the rows to train on, `epoch_order` groups rows into
+batches, `batch_loader` loads batches in workers with `sample_reader`, `join` matches samples with table rows and verifies them,
 `table_stage` does the same for webdataset's pipelines, `shard_cache` opens any shard for random access and makes temporary
 folders.
 """

@@ -15,7 +15,7 @@ _TENSORS = ("rows", "images", "texts", "labels", "columns", "caption_of")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A sample that was left out of its batch, and why."""
+    """A sample that was left out of its batch, and the reason."""
 
     row: int
     shard: str
@@ -30,7 +30,7 @@ class Dropped:
 
 @dataclass
 class Batch:
-    """B samples; every per-sample field has them in the same order.
+    """A batch of B samples; every per-sample field has the same order.
 
     `rows`: (B,) int64 global row numbers, which count all rows of all tables in order, failed ones included.
     `images`: (B, …) output of the transform `image`, None if none are read. `texts`: output of `text` for `captions`.
@@ -38,7 +38,7 @@ class Batch:
     the batch of each caption's picture. Empty if no captions are read.
     `labels`: (B,) int64, None if not read. `columns`: (B,) each; null is nan in float32, -1 in int64, false in bool.
     `fields`: lists of B values of json fields, None where a sample lacks one.
-    `dropped`: samples that were left out; B is smaller by that many, and may be zero.
+    `dropped`: samples that were left out; B is smaller by their number, and may be zero.
     """
 
     rows: Tensor
@@ -51,25 +51,25 @@ class Batch:
     caption_of: Tensor | None = None
     fields: dict[str, list[Any]] = field(default_factory=dict)
     epoch: int = 0
-    number: int = 0  # of the batch in its epoch
+    number: int = 0  # number of the batch in its epoch
     dropped: Sequence[Dropped] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch with all tensors on `device`."""
+        """Copy the batch with all tensors on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory; DataLoader calls this."""
+        """Copy the batch into page-locked memory; DataLoader calls this."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return replace(self, **{name: map_tensors(getattr(self, name), change) for name in _TENSORS})
 
     def without_samples(self) -> Batch:
-        """A batch of the same types and shapes with no samples."""
+        """Return a batch of the same types and shapes without samples."""
         empty = self._map(lambda tensor: tensor[:0])
         return replace(empty, keys=[], captions=[], fields={name: [] for name in self.fields}, dropped=())
 

@@ -1,4 +1,4 @@
-"""From row numbers to batches: open shards, read samples, collate; in worker processes, or in this one."""
+"""Load batches by row numbers: open shards, read samples, collate; in worker processes, or in this one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LoaderSettings:
     open_shards: int
     columns: tuple[str, ...]
     image: Callable[..., Tensor] | None
-    image_part: str | None  # npy, or None for a picture
+    image_part: str | None  # npy for features, None for a picture
     text: Callable[[list[str]], Any] | None
     captions: CaptionSource | None
     label: bool | str
@@ -49,7 +49,7 @@ class LoaderSettings:
     strict: bool
     seed: int
     fields: tuple[str, ...] = ()
-    keep: bool = False  # hold decoded samples: each is read and checked once
+    keep: bool = False  # keep decoded samples: each is read and checked only once
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class BatchLoader(Dataset[Batch | BatchFailure]):
     def _load(self, ref: BatchRef) -> Batch:
         settings = self.settings
         shard_numbers = np.searchsorted(settings.offsets, ref.rows, side="right") - 1
-        rows = ref.rows - settings.offsets[shard_numbers]  # within their shards
-        samples: dict[int, LoadedSample] = {}  # by position in the batch
+        rows = ref.rows - settings.offsets[shard_numbers]  # row numbers within their shards
+        samples: dict[int, LoadedSample] = {}  # samples by position in the batch
         values: dict[str, NDArray[Any]] = {}
         dropped: list[Dropped] = []
-        for shard_number in np.unique(shard_numbers):  # shard by shard, so that each is opened once
+        for shard_number in np.unique(shard_numbers):  # shard by shard, so that each is opened only once
             shard = self._open_shard(int(shard_number))
             for at in np.flatnonzero(shard_numbers == shard_number):
                 number, row = int(ref.rows[at]), int(rows[at])
@@ -191,7 +191,7 @@ def _stack(images: list[Tensor]) -> Tensor:
 
 @contextmanager
 def _preserve_generators() -> Iterator[None]:
-    """Restore the global random generators afterwards; without workers the training uses the same ones."""
+    """Restore the global random generators afterwards: without workers the training uses the same generators."""
     before = torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -208,7 +208,7 @@ class _RefSampler(Sampler[BatchRef]):
     """The batches to load, in order; lives in the main process."""
 
     def __init__(self, refs: Callable[[], Iterator[BatchRef]]) -> None:
-        self._refs = weakref.WeakMethod(refs)  # a reference cycle would keep workers and temporary folder alive
+        self._refs = weakref.WeakMethod(refs)  # weak: a reference cycle would keep workers and temporary folder alive
 
     def __iter__(self) -> Iterator[BatchRef]:
         refs = self._refs()
@@ -218,7 +218,7 @@ class _RefSampler(Sampler[BatchRef]):
 def make_loader(
     source: BatchLoader, refs: Callable[[], Iterator[BatchRef]], workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[Any]:
-    """A DataLoader of the batches that the bound method `refs` yields, in this process or in workers."""
+    """Make a DataLoader of the batches that the bound method `refs` yields, in this process or in workers."""
     context = None
     if workers:
         # forkserver: torch's threads in this process do not survive a fork, and the server imports torch only once
@@ -233,7 +233,7 @@ def make_loader(
         multiprocessing_context=context,
         persistent_workers=workers > 0,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # its own, so that iterating draws nothing from the training's generator
+        generator=torch.Generator(),  # a separate one, so that iterating does not draw from the training's generator
     )
 
 

@@ -1,4 +1,4 @@
-"""The shards of a data set, their order, how many rows each has, and which rows can be trained on."""
+"""List the shards of a data set, their order, their numbers of rows, and the rows to train on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowNeeds:
-    """What a row must have to be trained on, beside the status ok."""
+    """Requirements of a row to be trained on, besides the status ok."""
 
     where: str | None = None
     parts: tuple[tuple[str, ...], ...] = ()  # without a table: at least one part of each group
@@ -45,7 +45,7 @@ class RowNeeds:
         label: bool | str,
         overrides: ReadOverrides,
     ) -> RowNeeds:
-        """The needs of a data set that reads these parts, captions and labels."""
+        """Return the needs of a data set that reads these parts, captions and labels."""
         own_list = captions is not None and captions.field is not None
         if table:
             scored_caption = captions is not None and not own_list and overrides.text_field is None
@@ -69,7 +69,7 @@ class Catalogue:
     notes: list[str] = field(default_factory=list)
 
     def column(self, name: str) -> NDArray[Any]:
-        """(total,) a column of the tables by global row number."""
+        """Read a column of the tables by global row number, (total,)."""
         if self.run is None:
             raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table", "table", None)
         parts = [column_values(self.run.read(shard.stem, [name])[name]) for shard in self.shards]
@@ -98,7 +98,7 @@ def make_catalogue(
 
 
 def finished_run(run: RunFolder) -> dict[str, Any]:
-    """`_run.json`; raise TableError if the run is not finished, or was made from arrays without shards."""
+    """Read `_run.json`; raise TableError if the run is not finished, or was made from arrays without shards."""
     facts = run.recorded()
     if facts.get("finished") is False:
         problem = "holds a run that is not finished; run the same annotate command again, it goes on"
@@ -110,7 +110,7 @@ def finished_run(run: RunFolder) -> dict[str, Any]:
 
 
 def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
-    """The shards that have a table, in the run's order, and notes for the user."""
+    """Return the shards that have a table, in the run's order, and notes for the user."""
     facts = finished_run(run)
     urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
     given = {
@@ -141,7 +141,7 @@ def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | No
 
 
 def usable_rows(run: RunFolder, stem: str, needs: RowNeeds) -> Mask:
-    """(N,) bool: the rows of a table that have the status ok and what is needed."""
+    """Return which rows of a table have the status ok and meet `needs`, (N,) bool."""
     rule = parse_where(needs.where) if needs.where is not None else None
     names = ["status", *(rule.columns if rule else ())]
     names += ["text_sha256"] if needs.caption else []
@@ -173,7 +173,7 @@ def _rows_from_shards(shards: Sequence[Shard], needs: RowNeeds, cache: ShardCach
 
 
 def read_labels(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> Index:
-    """(total,) classes read from the shards, -1 for rows that are not ok or have none."""
+    """Read classes from the shards, (total,), -1 for rows that are not ok or have no class."""
     labels = np.full(catalogue.ok.total, -1, np.int64)
     for number, shard in enumerate(catalogue.shards):
         samples = cache.open(shard)

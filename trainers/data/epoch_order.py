@@ -1,6 +1,6 @@
-"""Which rows an epoch reads in which order: a mask of the rows to train on, and batches of global row numbers.
+"""Order the rows of an epoch: a mask of the rows to train on, and batches of global row numbers.
 
-The order depends on seed, epoch, selected rows and batch size only, not on workers or ranks.
+The order depends only on seed, epoch, selected rows and batch size, not on workers or ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class RowMask:
 
     def __init__(self, shards: Iterable[Mask]) -> None:
         packed, counts, kept = bytearray(), [], []
-        for shard in shards:  # one at a time: an iterator may read their tables
+        for shard in shards:  # one shard at a time: an iterator may read their tables
             packed += np.packbits(shard).tobytes()
             counts.append(len(shard))
             kept.append(int(shard.sum()))
         self.counts = np.array(counts, np.int64)
-        self.kept = np.array(kept, np.int64)  # true rows of each shard
+        self.kept = np.array(kept, np.int64)  # number of true rows of each shard
         self.offsets = np.concatenate([[0], np.cumsum(self.counts)])  # global number of each shard's first row
         self._bits = np.frombuffer(bytes(packed), np.uint8)
         self._bytes = np.concatenate([[0], np.cumsum((self.counts + 7) // 8)])
@@ -42,25 +42,25 @@ class RowMask:
         return int(self.offsets[-1])
 
     def digest(self) -> bytes:
-        """Digest of the numbers of rows and of the true rows."""
+        """Digest of the shards' sizes and of the true rows."""
         return hashlib.blake2b(self.counts.tobytes() + self._bits.tobytes(), digest_size=16).digest()
 
     def shard(self, number: int) -> Mask:
-        """The rows of one shard, (count,) bool."""
+        """Return the mask of one shard, (count,) bool."""
         packed = self._bits[self._bytes[number] : self._bytes[number + 1]]
         return np.unpackbits(packed, count=int(self.counts[number])).astype(bool)
 
     def rows(self, number: int) -> Index:
-        """Global numbers of the true rows of one shard."""
+        """Return global numbers of the true rows of one shard."""
         rows: Index = np.flatnonzero(self.shard(number)) + self.offsets[number]
         return rows
 
     def to_array(self) -> Mask:
-        """(total,) bool by global row number."""
+        """Return the whole mask by global row number, (total,) bool."""
         return np.concatenate([np.zeros(0, bool), *(self.shard(number) for number in range(len(self.counts)))])
 
     def where(self, mask: Mask) -> RowMask:
-        """Rows that are true in both, (total,) bool."""
+        """Return a mask of rows that are true here and in `mask`, (total,) bool."""
         parts = zip(self.offsets[:-1], self.offsets[1:], strict=True)
         return RowMask(self.shard(number) & mask[first:last] for number, (first, last) in enumerate(parts))
 
@@ -69,16 +69,16 @@ class EpochOrder(Protocol):
     """The batches of each epoch."""
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         ...
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
-        """Global row numbers of each batch, from number `start` on."""
+        """Yield global row numbers of each batch, from batch `start` on."""
         ...
 
 
 def rank_rows(batch: Index, rank: int, world: int) -> Index:
-    """The rows of a batch that one rank takes: slices that differ by one row at most, possibly empty.
+    """Return the rows of a batch for one rank: slices whose sizes differ by one at most, possibly empty.
 
     >>> [rank_rows(np.arange(5), rank, 2).tolist() for rank in range(2)]
     [[0, 1], [2, 3, 4]]
@@ -87,7 +87,7 @@ def rank_rows(batch: Index, rank: int, world: int) -> Index:
 
 
 class _ShardOrder:
-    """Rows, shard by shard, cut into batches; only one window of shards is held at a time."""
+    """Cut rows into batches, shard by shard; only one window of shards is in memory at a time."""
 
     def __init__(self, mask: RowMask, batch_size: int, window_shards: int, drop_last: bool) -> None:
         self._mask, self._size, self._window, self._drop_last = mask, batch_size, window_shards, drop_last
@@ -100,7 +100,7 @@ class _ShardOrder:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
         shards = self._shard_order(epoch)
         windows = np.array_split(shards, range(self._window, len(shards), self._window))
-        passed = start * self._size  # rows of the batches before `start`
+        passed = start * self._size  # number of rows in the batches before `start`
         left = np.zeros(0, np.int64)
         for window_number, window in enumerate(windows):
             count = int(self._mask.kept[window].sum())
@@ -124,7 +124,7 @@ class _ShardOrder:
 
 
 class SequentialOrder(_ShardOrder):
-    """Every selected row once, in order, the short last batch included; the same in every epoch."""
+    """Every selected row once, in order, with a short last batch; the same in every epoch."""
 
     def __init__(self, mask: RowMask, batch_size: int) -> None:
         super().__init__(mask, batch_size, 1, drop_last=False)
@@ -147,10 +147,10 @@ class WindowOrder(_ShardOrder):
 class MPerClassOrder:
     """Each batch holds `m` samples of each of batch_size / m classes, for losses that need positives (image retrieval).
 
-    Classes come in random order, each once before any comes again; so do the samples of a class. An epoch has as many
-    batches as fit into the selected rows, so samples of large classes are seen less than once, of small ones more often.
-    Classes with fewer than `m` selected samples are left out: a repeated picture would be its own positive. Row numbers
-    and labels of the selected rows are held, 16 bytes for each.
+    Classes come in random order, each once before any is repeated; so do the samples of a class. An epoch has as many batches
+    as fit into the selected rows, so a sample of a large class is seen less than once on average, of a small class more often.
+    Classes with fewer than `m` selected samples are left out: a repeated picture would be its own positive. Row numbers and
+    labels of the selected rows are in memory, 16 bytes per row.
     """
 
     def __init__(self, rows: Index, labels: Index, batch_size: int, m: int, seed: int) -> None:
@@ -184,7 +184,7 @@ class MPerClassOrder:
 
 
 class _Deck:
-    """Draw without replacement, over and over; one draw never holds a value twice."""
+    """Draw without replacement, and reshuffle when used up; one draw never contains a value twice."""
 
     def __init__(self, values: Index, rng: np.random.Generator) -> None:
         self._values, self._rng = values, rng
@@ -195,7 +195,7 @@ class _Deck:
         if len(taken) < count:
             fresh = self._rng.permutation(self._values)
             again = np.isin(fresh, taken)
-            fresh = np.concatenate([fresh[~again], fresh[again]])  # those just drawn come last
+            fresh = np.concatenate([fresh[~again], fresh[again]])  # values drawn just before come last
             missing = count - len(taken)
             taken, self._left = np.concatenate([taken, fresh[:missing]]), fresh[missing:]
         return taken
@@ -211,7 +211,7 @@ def make_order(
     window_shards: int,
     drop_last: bool,
 ) -> EpochOrder:
-    """The order that a `sampler` names; `labels(rows)` is called only by m_per_class."""
+    """Make the order of a `sampler`; `labels(rows)` is called only for m_per_class."""
     if sampler == "sequential":
         return SequentialOrder(mask, batch_size)
     if sampler == "window":

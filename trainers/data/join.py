@@ -1,4 +1,4 @@
-"""Join one shard with its table: find the sample of each row, and prove that it is the one that was scored."""
+"""Join one shard with its table: find the sample of each row, and verify that it is the sample that was scored."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards import IMAGE_PARTS, TarSamples, decode_text
 from noisegate.pipeline.system import Index
 
-EXAMPLES = 3  # of what is wrong, in a message
+EXAMPLES = 3  # examples of a problem in a message
 PROOF_COLUMNS = ("image_sha256", "text_sha256", "label")
 
 
 @dataclass(frozen=True)
 class ReadOverrides:
-    """Where captions and labels are in a sample, and size limits; None: as the table records."""
+    """Where to read captions and labels in a sample, and size limits; None: as the table records."""
 
     text_field: str | None = None
     label_field: str | None = None
@@ -31,7 +31,7 @@ class ReadOverrides:
 
 
 def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column as an array: float32 with nan for null, int64 with -1, or bool with false."""
+    """Convert a column to an array: float32 with nan for null, int64 with -1, or bool with false."""
     if pa.types.is_boolean(column.type):
         return column.fill_null(False).to_numpy()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):
@@ -40,7 +40,7 @@ def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 class JoinedShard:
-    """An open shard; its rows are those of the table, or of the tar if there is no table."""
+    """An open shard; its rows are the table's rows, or the tar's if there is no table."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class JoinedShard:
         options: DecodeOptions,
     ) -> None:
         self.samples, self.columns, self.proof, self.options = samples, columns, proof, options
-        self._positions = positions  # of each row's sample in the tar, -1: missing; None: the same order
+        self._positions = positions  # position of each row's sample in the tar, -1: missing; None: the same order
 
     def sample_of(self, row: int) -> int:
-        """Position of the row's sample in the tar, -1 if it is missing."""
+        """Return the position of the row's sample in the tar, -1 if it is missing."""
         return row if self._positions is None else int(self._positions[row])
 
     def key_of(self, row: int) -> str:
@@ -74,7 +74,7 @@ def join(
 ) -> JoinedShard:
     """Join an open shard with its table by key; `strict` raises MismatchError if a key is missing on either side.
 
-    The proof reads captions and labels as the table records; `overrides` change what is delivered.
+    Verification reads captions and labels as the table records; `overrides` change only what is delivered.
     """
     if run is None:
         options = DecodeOptions(("pairs",), overrides.text_field, overrides.label_field, overrides.limits or Limits())
@@ -95,7 +95,7 @@ def join(
 
 
 def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> Index | None:
-    """Position in the tar of each row's sample, -1 if missing; None if rows and samples have the same keys in order."""
+    """Return the tar position of each row's sample, -1 if missing; None if rows and samples have the same keys in order."""
     if pa.chunked_array([keys]).equals(samples.keys):
         return None
     waiting: dict[str, list[int]] = {}
@@ -121,12 +121,12 @@ def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> Index | No
 
 
 def format_share(count: int, of: int) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return f"{count / of:.2%}" if of else "0%"
 
 
 class Proof:
-    """Digests and labels in the table, to prove that samples have not changed.
+    """Digests and labels in the table, to verify that samples have not changed.
 
     `image_part` is the part whose digest stands for the picture's (npy), None for pictures.
     """
@@ -138,28 +138,28 @@ class Proof:
         self._label = column_values(table["label"])
 
     def has_image(self, row: int) -> bool:
-        """Whether the table has the digest of a picture."""
+        """Return whether the table has the digest of a picture."""
         return bool(self._image[row].any())
 
     def has_text(self, row: int) -> bool:
-        """Whether the table has the digest of a caption."""
+        """Return whether the table has the digest of a caption."""
         return bool(self._text[row].any())
 
     def has_label(self, row: int) -> bool:
-        """Whether the table has a given label."""
+        """Return whether the table has a given label."""
         return bool(self._label[row] >= 0)
 
     def check_image(self, row: int, parts: dict[str, bytes]) -> str | None:
-        """What has changed in the picture; None if its bytes are those that were scored."""
+        """Describe what has changed in the picture; None if its bytes are those that were scored."""
         data = next((parts[name] for name in self.image_parts if name in parts), None)
         return _differs("image", self._image[row].tobytes(), data)
 
     def image_digest(self, row: int) -> str | None:
-        """Digest of the scored picture in hex; None if there was none."""
+        """Return the digest of the scored picture in hex; None if there was no picture."""
         return str(self._image[row].tobytes().hex()) if self.has_image(row) else None
 
     def check_text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
-        """What has changed in the caption. `text` is the caption if it was decoded as the table records, else None."""
+        """Describe what has changed in the caption. `text` is the caption if it was decoded as the table records, else None."""
         options = self.scored
         from_json = options.text_field is not None or "txt" not in parts
         if not from_json:
@@ -171,13 +171,13 @@ class Proof:
         return _differs("caption", self._text[row].tobytes(), data)
 
     def check_label(self, row: int, label: int) -> str | None:
-        """What has changed in the label."""
+        """Describe what has changed in the label."""
         then = int(self._label[row])
         return None if label == then else f"the label is {label}, {'none' if then < 0 else then} in the table"
 
 
 def _digests(column: pa.ChunkedArray) -> NDArray[np.uint8]:
-    """(N, 32); a null digest is all zeros, which no bytes have."""
+    """Return the digests as bytes, (N, 32); a null digest is all zeros, which is no real digest."""
     array = column.fill_null(bytes(32)).combine_chunks()
     array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     first = array.offset * 32
@@ -193,7 +193,7 @@ def _differs(name: str, then: bytes, data: bytes | None) -> str | None:
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raise ConfigError for a column that is unknown or holds no numbers."""
+    """Raise ConfigError for a column that is unknown or not numeric."""
     known = [name for name, (kind, _) in ALL_COLUMNS.items() if pa.types.is_primitive(kind)]
     for name in columns:
         if name not in known:

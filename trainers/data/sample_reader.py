@@ -24,19 +24,19 @@ from .join import JoinedShard
 
 IMAGE_DIGEST = "image_sha256"
 """a field that needs no json: equal for equal pictures or features"""
-ERROR_LENGTH = 300  # characters of an error that a dropped sample keeps; chosen
+ERROR_LENGTH = 300  # most characters of a dropped sample's error; chosen
 
 
 @dataclass(frozen=True)
 class CaptionSource:
-    """Where captions come from: the text that `DecodeOptions` names, or a list in json."""
+    """The source of captions: the text that `DecodeOptions` names, or a list in json."""
 
     field: str | None = None
     every: bool = False  # all captions of the list, not a random one
 
     @classmethod
     def parse(cls, text: str, setting: str = "captions") -> CaptionSource:
-        """From `one`, `read`, `json:FIELD` or `json:FIELD:all`."""
+        """Parse `one`, `read`, `json:FIELD` or `json:FIELD:all`."""
         kind, _, rest = text.partition(":")
         name, _, every = rest.partition(":")
         if text in ("one", "read"):
@@ -48,7 +48,7 @@ class CaptionSource:
 
 @dataclass(frozen=True)
 class ArrayTensor:
-    """Transform an array of features into a tensor; floats become float32."""
+    """Transform an array of features to a tensor; floats become float32."""
 
     deterministic: ClassVar[bool] = True
 
@@ -115,7 +115,7 @@ class SampleReader:
         return sample
 
     def _part_names(self, shard: JoinedShard) -> list[str]:
-        """The parts of the tar that this sample needs."""
+        """List the parts of the tar that this sample needs."""
         names: list[str] = []
         if self._image is not None:
             names += self._image_parts
@@ -149,7 +149,7 @@ class SampleReader:
             data = next((parts[name] for name in self._image_parts if name in parts), None)
             if data is None:
                 raise BadSample("no_image", "no part jpg, jpeg, png or webp")
-            decode = getattr(transform, "decode", None)  # of noisegate's own transforms, which take the file itself
+            decode = getattr(transform, "decode", None)  # noisegate's own transforms can decode the file themselves
             if decode is not None:
                 image: Tensor = decode(data, limits, rng=np.random.default_rng([self._seed, epoch, number, 0]))
                 return image
@@ -188,7 +188,7 @@ def _read_array(data: bytes | None, part: str) -> NDArray[Any]:
 def _read_fields(
     parts: dict[str, bytes], names: Sequence[str], digest: str | None, image_parts: Sequence[str]
 ) -> list[Any]:
-    """Values of json fields, None where missing; `image_sha256` is `digest`, or computed from the picture."""
+    """Read values of json fields, None if missing; `image_sha256` is `digest`, or computed from the picture."""
     record: dict[str, Any] = {}
     if "json" in parts:
         try:
@@ -205,7 +205,7 @@ def _read_fields(
 
 
 def _read_caption_list(parts: dict[str, bytes], name: str, limits: Limits) -> list[str]:
-    """The captions of a json field that is a list of strings, each checked by `decode_text`."""
+    """Read the captions of a json field that is a list of strings, each checked by `decode_text`."""
     try:
         values = json.loads(parts["json"]).get(name)
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""Random access to any shard: a folder of indexes, and of copies of remote or compressed shards; temporary folders."""
+"""Random access to any shard, by a folder of indexes and copies of remote or compressed shards; temporary folders."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PREFIX = "noisegate-"
 
 
 class ShardCache:
-    """Open shards for random access; `folder` keeps the `copies` copies used last, and all indexes (40 bytes per part).
+    """Open shards for random access; `folder` keeps all indexes (40 bytes per part) and the `copies` last used copies.
 
-    Processes may share a folder: the first one copies and indexes a shard, the others wait. A local shard that has changed
-    is indexed again; a remote one is not compared with its copy.
+    Processes may share a folder: the first one copies and indexes a shard, the others wait. A local shard that has changed is
+    indexed again; a remote shard is not compared with its copy.
     """
 
     def __init__(self, folder: str | Path, copies: int = 18) -> None:
@@ -55,17 +55,17 @@ class ShardCache:
             copy = place.with_name(f"{place.name}.tar")
             while True:
                 try:
-                    os.utime(copy)  # used just now, so not the next to be deleted
+                    os.utime(copy)  # mark as just used, so that it is not deleted next
                     samples = TarSamples(copy, load_index(index), name)
                     break
-                except FileNotFoundError:  # not here yet, or deleted by another process in between
+                except FileNotFoundError:  # not copied yet, or deleted meanwhile by another process
                     _copy(shard, copy)
                     save_index(index_samples(copy), index)
         self._delete_old_copies()
         return samples
 
     def _delete_old_copies(self) -> None:
-        """Delete the copies used longest ago; a process that has one open keeps it until it closes it."""
+        """Delete the copies used longest ago; a process that has a copy open can still read it."""
         copies = []
         for path in self.folder.glob("*.tar"):
             try:
@@ -84,7 +84,7 @@ class ShardCache:
 
 
 def _digest(shard: Shard, plain: bool) -> str:
-    """Digest of the shard's name and, for a local one, of its size and time of change."""
+    """Compute a digest of the shard's name and, for a local shard, of its size and time of change."""
     what = shard.url
     if shard.is_local:
         size, changed = shard.size_and_time()
@@ -93,7 +93,7 @@ def _digest(shard: Shard, plain: bool) -> str:
 
 
 def _copy(shard: Shard, to: Path) -> None:
-    """Write the uncompressed tar; of a damaged gzip stream as much as can be read: the index records where it ends."""
+    """Write the uncompressed tar; of a damaged gzip stream as much as can be read; the index records where it ends."""
     with (
         whole_path(to, to.with_suffix(".part")) as temporary,
         shard.open() as stream,
@@ -111,7 +111,7 @@ def _copy(shard: Shard, to: Path) -> None:
 if os.name == "nt":
 
     def _wait_for(lock: IO[str]) -> None:
-        """Files appear whole by renaming, so without a lock only work is done twice."""
+        """Wait for the lock. Files appear complete by renaming, so without a lock work is only done twice."""
 else:
     import fcntl
 
@@ -123,9 +123,9 @@ else:
 
 
 class ScratchFolder:
-    """A new folder in the system's temporary one, deleted with this object, at the latest with the interpreter.
+    """A new temporary folder, deleted with this object, at the latest when the interpreter exits.
 
-    It is locked while in use. The lock ends with the process, also a killed one, so that others see it is abandoned.
+    It is locked while in use. The lock ends when the process ends or is killed, so that others see that it is abandoned.
     """
 
     def __init__(self, purpose: str = "data", within: Path | None = None) -> None:
@@ -142,16 +142,16 @@ class ScratchFolder:
 
 
 def clear_abandoned(within: Path) -> None:
-    """Delete this user's scratch folders whose process is gone."""
+    """Delete this user's scratch folders whose process has ended."""
     for folder in within.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, NoisegateError):  # deleted by another process, or locked and so in use
-            if _is_own(folder) and (folder / "_lock").stat().st_size:  # empty: its process has only just made it
+        with contextlib.suppress(OSError, NoisegateError):  # deleted by another process, or locked and therefore in use
+            if _is_own(folder) and (folder / "_lock").stat().st_size:  # empty: its process has just made it
                 with folder_lock(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether it is a folder of this user, not a link: anyone can write to the temporary folder."""
+    """Return whether it is a folder of this user and not a link: anyone can write to the temporary folder."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and (os.name == "nt" or found.st_uid == os.getuid())
 

@@ -1,4 +1,4 @@
-"""A stage for webdataset's pipelines that joins each sample with its row of the weight table."""
+"""A stage of webdataset's pipelines that joins each sample with its row of the weight table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from noisegate.pipeline.system import Mask
 from .catalogue import RowNeeds, finished_run, usable_rows
 from .join import PROOF_COLUMNS, Proof, check_columns, column_values
 
-TABLES_KEPT = 8  # of the shards used last: a shuffle before this stage mixes samples of a few shards
+TABLES_KEPT = 8  # tables of the last used shards: a shuffle before this stage mixes samples of a few shards
 
 Sample = dict[str, Any]
 
@@ -31,12 +31,12 @@ def with_table(
     *,
     handler: Callable[[Exception], bool] | None = None,
 ) -> TableStage:
-    """A stage for `wds.WebDataset(urls).compose(…)`: keep usable samples, and add columns of the run in folder `table`.
+    """Make a stage for `wds.WebDataset(urls).compose(…)`: keep usable samples, and add columns of the run in folder `table`.
 
-    Each sample is found by its shard's name and its key, and proven by the digests of its picture and caption and by its
-    label, as far as the table has them; so the stage must come before `.decode()`. Samples are dropped if their status is
-    not ok or `where` does not hold. The others get an entry for each column: a float (nan for null), an int (-1 for null)
-    or a bool. Decode them with `.decode("pil", partial=True)`, as webdataset otherwise takes every entry for bytes.
+    Each sample is found by its shard's name and its key, and verified by the digests of its picture and caption and by its
+    label, if the table has them; so the stage must come before `.decode()`. Samples are dropped if their status is not ok or
+    `where` does not hold. The others get an entry for each column: a float (nan for null), an int (-1 for null) or a bool.
+    Decode them with `.decode("pil", partial=True)`, as webdataset otherwise takes every entry for bytes.
 
     A sample that differs from its row raises MismatchError. `handler` gets the error instead and returns True to leave
     the sample out, such as `wds.warn_and_continue`. Raises ConfigError for a column or rule that cannot work, and
@@ -53,7 +53,7 @@ def with_table(
 
 @dataclass(frozen=True)
 class TableStage:
-    """What `with_table` returns; can be pickled for the workers of a DataLoader."""
+    """The stage that `with_table` returns; can be pickled for the workers of a DataLoader."""
 
     table: Path
     columns: tuple[str, ...]
@@ -102,9 +102,9 @@ class _ShardTable:
         self._usable: Mask = usable_rows(run, stem, RowNeeds(stage.where))
 
     def find(self, sample: Sample) -> int | None:
-        """The row of a sample, None if it is not used; raise MismatchError if it is not the sample that was scored.
+        """Find the row of a sample, None if it is not used; raise MismatchError if it is not the sample that was scored.
 
-        Rows with the same key are told apart by their digests.
+        Rows with the same key are distinguished by their digests.
         """
         key = str(sample["__key__"]).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         rows = self._rows.get(key, [])
@@ -123,7 +123,7 @@ class _ShardTable:
         )
 
     def _differs(self, row: int, sample: Sample) -> str | None:
-        """What has changed since the sample was scored, None if nothing that the table can prove."""
+        """Describe what has changed since the sample was scored; None if the table shows no change."""
         parts = {name: data for name, data in sample.items() if not name.startswith("__")}
         for name in (*self._proof.image_parts, "txt", "json", "cls"):
             if name in parts and not isinstance(parts[name], bytes):
@@ -148,7 +148,7 @@ class _ShardTable:
 
 
 def shard_stem(url: str) -> str:
-    """The name of a shard's table, also for the shell commands that webdataset takes as URLs.
+    """Return the name of a shard's table, also for shell commands that webdataset takes as URLs.
 
     >>> shard_stem("pipe:aws s3 cp s3://bucket/x-000012.tar -")
     'x-000012'

@@ -1,4 +1,4 @@
-"""Batches of shards joined with their weight tables."""
+"""Read batches of shards joined with their weight tables."""
 
 from __future__ import annotations
 
@@ -24,40 +24,37 @@ from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_
 from .sample_reader import ArrayTensor, CaptionSource
 from .shard_cache import ScratchFolder, ShardCache
 
-ImageTransform = Callable[..., Tensor]  # of a PIL picture, or of the array of an npy part; may take `rng` too
+ImageTransform = Callable[..., Tensor]  # takes a PIL picture, or the array of an npy part; may take `rng` too
 TextTransform = Callable[[list[str]], Any]
-OPEN_SHARDS = 128  # for samplers that draw each batch from all shards
+OPEN_SHARDS = 128  # most open shards, for samplers that draw each batch from all shards
 
 
 class WeightedShards:
-    """An epoch's batches, over and over: iterate, and the next epoch follows.
+    """An iterable of batches: each iteration is one epoch, and the next iteration is the next epoch.
 
-    `shards`: as `noisegate annotate` takes them (pattern, folder, list); None takes those that the run names.
+    `shards`: as for `noisegate annotate` (pattern, folder, list); None takes the shards of the run.
     `table`: the folder of a finished run, or None to train from the shards alone (one scan counts their rows).
     `columns`: table columns that come with each batch. `where`: a rule over the table's columns; only rows for which it
     holds and whose status is ok are used.
-    `batch_size` is that of all ranks together; each rank gets its slice, so `world` must divide it.
+    `batch_size` counts all ranks together; each rank gets a slice, so `world` must divide it.
     `image`: PIL → tensor, called in the workers; one that has a parameter `rng` gets the sample's own numpy Generator,
     and for any other the global generators of torch, Python and numpy are seeded for the call: by (seed, epoch, row), so
     that the number of workers changes nothing. "npy" delivers the part npy as it is; `image_part="npy"` hands its array
     to `image`. None reads no pictures.
     `text`: list of captions → anything made of tensors whose first axis is the caption, called in the workers.
-    `captions`: "one" as the table was made from (reads captions only where `text` is given, or with `captions="read"`),
-    "json:FIELD" a random one of that list for each epoch, "json:FIELD:all" each of them.
-    `fields`: fields of part json that come as lists, such as "image_id"; "image_sha256" is the digest of the picture, or of
-    the part npy, in hex, and None where there is neither.
-    `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without one are
-    left out.
-    `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with four
-    samples of each of several classes; "sequential" gives every row once, in order, the short last batch included.
-    The join is by key, and what is delivered is proven: pictures and captions by their digests, labels by their value. Lists
-    of captions have no digest in the table, and npy features only in tables of `score_embeddings`; else the keys alone are
-    compared.
-    `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped
-    and counted; one more is a MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
-    `keep_decoded`: keep transformed samples in memory, so that each is read, proven and decoded once: for small data sets
-    and transforms that are not random.
-    `cache`: a folder for member indexes and for copies of remote or compressed shards (bounded), default a temporary one.
+    `captions`: "one" is the caption that was scored (read only if `text` is given, or with `captions="read"`), "json:FIELD" a
+    random caption of that list in each epoch, "json:FIELD:all" all of them. `fields`: fields of part json that come as lists,
+    such as "image_id"; "image_sha256" is the digest of the picture, or of the part npy, in hex, and None if there is neither.
+    `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without a class are
+    left out. `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with
+    four samples of each of several classes; "sequential" gives every row once, in order, the short last batch included. Rows
+    are joined by key, and the delivered parts are verified: pictures and captions by digest, labels by value. Lists of captions
+    have no digest in the table, and npy features only in tables of `score_embeddings`; otherwise only keys are compared.
+    `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped and
+    counted; one more raises MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
+    `keep_decoded`: keep transformed samples in memory, so that each is read, verified and decoded once: for small data sets and
+    transforms that are not random. `cache`: a folder for member indexes and for copies of remote or compressed shards
+    (bounded), default a temporary one.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class WeightedShards:
         self.total_rows = self._catalogue.ok.total
         self.epoch = 0
         self._batch = 0
-        self.read_samples = self.dropped_samples = 0  # of this epoch
+        self.read_samples = self.dropped_samples = 0  # counts of this epoch
         self._examples: list[Dropped] = []
         loader_settings = LoaderSettings(
             shards=self._catalogue.shards,
@@ -151,13 +148,13 @@ class WeightedShards:
         )
         self._batch_loader = BatchLoader(loader_settings)
         self._loader = make_loader(self._batch_loader, self._refs, workers, pin_memory)
-        self._classes: NDArray[Any] | None = None  # by global row number, read when an order needs them
+        self._classes: NDArray[Any] | None = None  # classes by global row number, read when an order needs them
         self._rows = self._catalogue.ok
         self._order = self._make_order(self._rows)
 
     # --- the rows of an epoch ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """Number of batches of an epoch, the same on every rank."""
         return len(self._order)
 
     @property
@@ -166,7 +163,7 @@ class WeightedShards:
         return int(self._rows.kept.sum())
 
     def set_selection(self, mask: Mask | None) -> None:
-        """From the next iteration on use only rows that are true in `mask`, (total_rows,) bool; None: all rows again.
+        """Use only rows that are true in `mask`, (total_rows,) bool, from the next iteration on; None: all rows again.
 
         A selection is not part of the state; set it again before a resumed epoch.
         """
@@ -181,21 +178,21 @@ class WeightedShards:
         self._order, self._rows = self._make_order(rows), rows
 
     def ok_rows(self) -> Index:
-        """Global numbers of all rows that `where` and the table's status allow, in order; `set_selection` does not matter."""
+        """Return global numbers of all rows that `where` and the table's status allow, in order; ignores `set_selection`."""
         return np.flatnonzero(self._catalogue.ok.to_array())
 
     def column(self, name: str) -> NDArray[Any]:
-        """A whole column by global row number, (total_rows,): float32 with nan, int64 with -1, or bool with false."""
+        """Return a whole column by global row number, (total_rows,): float32 with nan, int64 with -1, or bool with false."""
         check_columns([name])
         return self._catalogue.column(name)
 
     def mean(self, name: str) -> float:
-        """Mean of a column over the rows that `where` and the table's status allow, nan as 0: `mean_weight` of `weighted`."""
+        """Compute a column's mean over the rows that `where` and the status allow, nan as 0: `mean_weight` of `weighted`."""
         values = self.column(name)[self.ok_rows()]
         return float(np.nan_to_num(values.astype(np.float64), nan=0.0).mean())
 
     def digest(self) -> str:
-        """Digest of the rows that `where` and the table's status allow, and of `columns`; changes with the tables."""
+        """Compute a digest of the rows that `where` and the status allow, and of `columns`; it changes with the tables."""
         digest = hashlib.blake2b(self._catalogue.ok.digest(), digest_size=16)
         run, columns = self._catalogue.run, list(self._settings["columns"])
         for shard in self._catalogue.shards:
@@ -206,13 +203,13 @@ class WeightedShards:
         return digest.hexdigest()
 
     def row_keys(self) -> Iterator[tuple[str, Index]]:
-        """Each shard's stem with the global numbers of its rows, in order; for writing per-row arrays as tables."""
+        """Yield each shard's stem with the global numbers of its rows, in order; to write per-row arrays as tables."""
         offsets = self._catalogue.ok.offsets
         for number, shard in enumerate(self._catalogue.shards):
             yield shard.stem, np.arange(offsets[number], offsets[number + 1])
 
     def view(self, **changes: Any) -> WeightedShards:
-        """The same data with other settings, such as `sampler="sequential", image=…`, without the selection.
+        """Return the same data with other settings, such as `sampler="sequential", image=…`, without the selection.
 
         Tables are read again only if the change needs it.
         """
@@ -221,7 +218,7 @@ class WeightedShards:
 
     # --- iteration ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch's batches; at the end the next epoch begins."""
+        """Yield the rest of this epoch's batches; then the next epoch begins."""
         if self._batch == 0:
             self.read_samples, self.dropped_samples, self._examples = 0, 0, []
         for batch in iterate_loader(self._loader):
@@ -231,9 +228,9 @@ class WeightedShards:
         self.epoch, self._batch = self.epoch + 1, 0
 
     def read(self, rows: Index, epoch: int = 0) -> Batch:
-        """The batch of these rows by global number, in this order and maybe repeated, read in this process.
+        """Read the batch of these rows by global number, in this order and maybe repeated, in this process.
 
-        Raise the error of the first row that cannot be read as asked.
+        Raise the error of the first row that cannot be read.
         """
         batch = self._batch_loader[BatchRef(epoch, 0, rows)]
         if isinstance(batch, BatchFailure):
@@ -252,7 +249,7 @@ class WeightedShards:
         return {"epoch": self.epoch, "batch": self._batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue with the batch that `state` names; raise ConfigError if this data has no such batch."""
+        """Continue with the batch of `state`; raise ConfigError if this data has no such batch."""
         if not 0 <= state["batch"] <= len(self):
             problem = (
                 f"is none of the {len(self)} of an epoch; resume with the same shards, table, where and batch_size"
@@ -294,7 +291,7 @@ class WeightedShards:
 
     # --- preparation ----------------------------------------------------------------------------------------------------
     def _make_order(self, rows: RowMask) -> EpochOrder:
-        """The order over these rows; raise ConfigError if it has no batch."""
+        """Make the order over these rows; raise ConfigError if it has no batch."""
         selected = int(rows.kept.sum())
         if not selected:
             where = self._settings["where"]
@@ -336,7 +333,7 @@ class WeightedShards:
 
 
 class _CacheFolder:
-    """The cache folder: the user's, or a temporary one that is deleted with its last view."""
+    """The cache folder: the user's, or a temporary folder that is deleted with its last view."""
 
     def __init__(self, path: str | Path | None) -> None:
         self._temporary = ScratchFolder() if path is None else None
@@ -344,7 +341,7 @@ class _CacheFolder:
 
 
 class _Shared:
-    """What views share: the catalogue, the needs it was made for, and the cache folder."""
+    """State shared by views: the catalogue, its needs, and the cache folder."""
 
     def __init__(self, catalogue: Catalogue, needs: RowNeeds, folder: _CacheFolder) -> None:
         self.catalogue, self.needs, self.folder = catalogue, needs, folder

@@ -1,6 +1,6 @@
 """Checkpoints: everything that training needs to resume, in one safetensors file with JSON in its metadata.
 
-One file, because it appears whole or not at all. Nothing is pickled.
+It is one file, so that it is complete or absent. Nothing is pickled.
 """
 
 import json
@@ -25,7 +25,7 @@ VERSION = 1
 
 @dataclass
 class LoopState:
-    """How far a run is."""
+    """Progress of a run."""
 
     epoch: int = 0
     batch: int = 0
@@ -62,7 +62,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one group, by their own names."""
+        """Return the tensors of one group, by their own names."""
         start = f"{name}/"
         return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
@@ -91,13 +91,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Tensors by `parameter number.name`, and the settings of the parameter groups without their tensors."""
+    """Return tensors by `parameter number.name`, and the settings of the parameter groups without their tensors."""
     state = optimizer.state_dict()
     tensors = {
         f"{number}.{name}": torch.as_tensor(value)
         for number, values in state["state"].items()
         for name, value in values.items()
-        if value is not None  # SGD without momentum keeps a None
+        if value is not None  # SGD without momentum stores None
     }
     groups = [{name: value for name, value in group.items() if name != "params"} for group in state["param_groups"]]
     return tensors, groups
@@ -117,7 +117,7 @@ def load_optimizer(
 
 
 def random_states(fabric: Fabric) -> dict[str, Tensor]:
-    """State of torch's random generators on every rank."""
+    """Collect the state of torch's random generators on every rank."""
     own = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(fabric.device)
@@ -138,6 +138,6 @@ def set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
 
 
 def _to_storage(value: Any) -> Tensor:
-    """A copy on the CPU, because safetensors refuses tensors that share memory."""
+    """Copy to the CPU, because safetensors refuses tensors that share memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else torch.as_tensor(value)
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -15,8 +15,8 @@ Values = Mapping[str, float | int | str]
 class TrainLog:
     """Writer of log.jsonl and TensorBoard. A line has `kind`, `batch` (batches so far, of all epochs) and seconds.
 
-    A resumed run removes the lines after its checkpoint, because it writes them again: those after `batch`, and the
-    evaluation at `batch` unless it was `measured` before the checkpoint.
+    A resumed run removes the lines after its checkpoint, because it writes them again: lines after `batch`, and the evaluation
+    at `batch` unless it was `measured` before the checkpoint.
     """
 
     def __init__(self, file: Path, tensorboard: Path | None, batch: int = 0, measured: bool = True) -> None:
@@ -48,7 +48,7 @@ class TrainLog:
 
 
 def read_log(file: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a log, or those of one kind; an incomplete last line is left out."""
+    """Read the lines of a log, or of one kind; an incomplete last line is left out."""
     if not file.exists():
         return []
     lines = []

@@ -36,7 +36,7 @@ Metrics = dict[str, float]
 
 
 class Loop:
-    """Train `networks` by `method`. `evaluate` gives the figures of the networks as they are, on the first rank."""
+    """Train `networks` by `method`. `evaluate` returns the figures of the present networks, on the first rank."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Loop:
         return state
 
     def _train_epoch(self, stop: StopRequest) -> bool:
-        """Train the rest of the epoch; False if it was left before its end, after a checkpoint."""
+        """Train the rest of the epoch; return False if it was interrupted after a checkpoint."""
         state, loop = self.state, self.config.loop
         length = len(self.streams)
         updates = math.ceil(length / loop.accumulate)
@@ -121,7 +121,7 @@ class Loop:
                 state.seconds += time.monotonic() - began
                 began, samples = time.monotonic(), 0
                 state.over = self._max_steps_text() if enough else ""
-                if not enough:  # at max_steps, _finish_epoch saves with the evaluation marked as due
+                if not enough:  # at max_steps, _finish_epoch saves a checkpoint that marks the evaluation as due
                     self.save()
             if leaving:
                 return False
@@ -129,7 +129,7 @@ class Loop:
         return True
 
     def _finish_epoch(self) -> None:
-        """Save, evaluate, keep the best weights, decide whether the run is over, and save that.
+        """Save, evaluate, keep the best weights, decide whether the run is over, and save again.
 
         The checkpoint before the evaluation lets a run that is killed during it resume with the evaluation.
         """
@@ -167,7 +167,7 @@ class Loop:
             state.over = f"no better {self._monitor} for {counted(state.waited, 'evaluation')}"
 
     def _figures(self) -> Metrics:
-        """Figures of the networks, or of their average, the same on every rank."""
+        """Measure the networks, or their weight average; the figures are the same on every rank."""
         figures: Metrics = {}
         if self.fabric.is_global_zero and self._evaluate is not None:
             with self._average.applied() if self._average is not None else nullcontext():
@@ -176,7 +176,7 @@ class Loop:
         return broadcast
 
     def _is_out_of_patience(self) -> bool:
-        """Whether loop.patience is used up; never before the last piece of a method that restarts."""
+        """Return whether loop.patience is used up; never before the last piece of a method that restarts."""
         state, patience = self.state, self.config.loop.patience
         start, epochs, _ = state.course or (0, self.epochs, 0.0)
         return patience is not None and state.waited >= patience and start + epochs >= self.epochs
@@ -190,7 +190,7 @@ class Loop:
         return f"max_steps={most} update{'' if most == 1 else 's'}"
 
     def _is_stop_asked(self, stop: StopRequest) -> bool:
-        """Whether any rank was asked to stop."""
+        """Return whether any rank was asked to stop."""
         if self.fabric.world_size == 1:
             return stop.asked
         return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
@@ -238,7 +238,7 @@ class Loop:
         return norm
 
     def _try_update(self, network: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of a network as an update by these gradients would leave them, by a copy of the optimiser."""
+        """Return a network's weights after a trial update by these gradients, with a copy of the optimiser."""
         optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
         own = dict(self.networks[network].named_parameters())
         copies = {own[name]: own[name].detach().clone() for name in gradients}
@@ -268,7 +268,7 @@ class Loop:
         self._progress.note(f"{problem}: skipped")
 
     def _equalise(self, batches: Mapping[str, Batch]) -> dict[str, Batch]:
-        """Trim batches to the same number of samples on every rank; leave out a stream if a rank has none of it."""
+        """Trim batches to the same number of samples on every rank; drop a stream if a rank has no samples of it."""
         if self.fabric.world_size == 1:
             return {name: batch for name, batch in batches.items() if len(batch)}
         sizes = gather_tensor(torch.tensor([[len(batch) for batch in batches.values()]], device=self.fabric.device))
@@ -288,7 +288,7 @@ class Loop:
                     "hardly reach optimizer.lr"
                 )
         start, epochs, warmup_epochs = state.course
-        if warmup_epochs < 0:  # after a restart, whose first epoch's length is known only now
+        if warmup_epochs < 0:  # after a restart: the length of its first epoch is known only now
             warmup_epochs = warmup / updates
             state.course = (start, epochs, warmup_epochs)
         return LearningRate(self.config.schedule, epochs, warmup_epochs, start)
@@ -300,7 +300,7 @@ class Loop:
         return rate
 
     def _restart(self, epochs: int) -> None:
-        """Forget the optimiser's state, the best figure and the average, and begin a schedule of so many epochs."""
+        """Forget the optimiser's state, the best figure and the average, and begin a schedule of `epochs` epochs."""
         state = self.state
         getattr(self._optimizer, "optimizer", self._optimizer).state.clear()
         state.course, state.best, state.waited = (state.epoch, epochs, -1.0), {}, 0
@@ -311,7 +311,7 @@ class Loop:
     # --- files --------------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint; a run resumed from it gives the same weights as one that never stopped."""
+        """Write a checkpoint; a run resumed from it gives the same weights as an uninterrupted run."""
         tensors, groups = optimizer_state(self._optimizer)
         rng = random_states(self.fabric)
         if not self.fabric.is_global_zero:
@@ -354,7 +354,7 @@ class Loop:
         set_random_states(checkpoint.group("rng"), self.fabric)
 
     def _extend(self, epochs: int) -> None:
-        """Take the run up again if the settings now allow more than its `epochs`, updates or patience did."""
+        """Continue a run that was over, if the settings now allow more epochs, updates or patience."""
         state, loop = self.state, self.config.loop
         if state.course is not None and sum(state.course[:2]) == epochs:  # all epochs, or the last piece of them
             start, _, warmup = state.course

@@ -14,7 +14,7 @@ from noisegate.trainers.config import OptimizerConfig, ScheduleConfig
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Schedule of a run, or of a piece of it that begins at epoch `start` and lasts `epochs`.
+    """Schedule of a run, or of a piece that begins at epoch `start` and lasts `epochs`.
 
     Time is counted in epochs, because methods that select samples make epochs of different lengths.
     """
@@ -26,7 +26,7 @@ class LearningRate:
     start: int = 0
 
     def factor(self, now: float) -> float:
-        """Share of optimizer.lr at time `now`: the epoch plus the share of its updates already done.
+        """Return the share of optimizer.lr at time `now`: the epoch plus the share of its updates already done.
 
         A warm-up of n updates goes from 1/n to 1; the cosine falls from there to `floor`.
 
@@ -46,7 +46,7 @@ class LearningRate:
 
 
 def parameter_groups(networks: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices decay; gains, biases and scales do not."""
+    """Make two parameter groups: matrices decay; gains, biases and scales do not."""
     trained = [pair for network in networks for pair in network.named_parameters() if pair[1].requires_grad]
     decays = [p.ndim > 1 and not name.endswith("bias") for name, p in trained]
     return [
@@ -56,7 +56,7 @@ def parameter_groups(networks: Iterable[nn.Module], weight_decay: float) -> list
 
 
 def build_optimizer(config: OptimizerConfig, networks: Iterable[nn.Module]) -> torch.optim.Optimizer:
-    """AdamW, Adam or SGD over the parameters that are not frozen."""
+    """Build AdamW, Adam or SGD over the parameters that are not frozen."""
     groups = [group for group in parameter_groups(networks, config.weight_decay) if group["params"]]
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
@@ -91,7 +91,7 @@ class WeightAverage:
                 self.weights[name].copy_(tensor)
 
     def restart(self) -> None:
-        """Begin again from the current weights."""
+        """Restart the average from the current weights."""
         self.load(dict(self._named_tensors()), 0)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a method sees of a run (`methods.Run`): networks, batches of all ranks gathered into one, passes over all data."""
+"""A method's view of a run (`methods.Run`): networks, batches gathered over all ranks, passes over all data."""
 
 import hashlib
 import zlib
@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 
 def network_seed(seed: int, network: int, restarts: int = 0) -> int:
-    """Seed of a network's initial weights: different for each network and each restart."""
+    """Return the seed of a network's initial weights: different for each network and each restart."""
     return seed + 1_000 * network + 1_000_000 * restarts
 
 
@@ -44,9 +44,9 @@ PERTURBATION = 0.01
 
 
 def build_network(config: TargetConfig, seed: int, network: int, restarts: int = 0, *, weights: bool = True) -> Target:
-    """A run's network by its number. Pretrained ones after the first are perturbed: equal networks teach nothing.
+    """Build a run's network by number. Pretrained networks after the first are perturbed, so that networks differ.
 
-    Normal noise of a hundredth of each weight matrix's own deviation is added; norms, biases and scales stay.
+    Normal noise of 1/100 of each weight matrix's own deviation is added; norms, biases and scales stay.
     """
     own_seed = network_seed(seed, network, restarts)
     target = build_target(config, seed=own_seed, weights=weights)
@@ -143,7 +143,7 @@ class RunContext:
 
     @cached_property
     def data_digest(self) -> str:
-        """Changes with the tables."""
+        """A digest that changes with the tables."""
         return self.data.digest()
 
     def row_mean(self, values: Array) -> float:
@@ -164,7 +164,7 @@ class RunContext:
     def _measure(
         self, function: Callable[[Seen, int], Mapping[str, Tensor]], networks: Sequence[int], texts: bool
     ) -> list[dict[str, Array]]:
-        """Pass over all data on each rank by itself, so that no rank waits for a short last batch of another."""
+        """Pass over all data on each rank separately, so that no rank waits for a short last batch of another."""
         targets = [self.networks[network] for network in networks]
         if self._pass is None:
             self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, drop_last=False)
@@ -211,7 +211,7 @@ class RunContext:
             raise ConfigError(problem, "target.classes", len(classes))
 
     def _encode(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
-        """One network's view of a batch; `alone`: without the samples of other ranks. Without `classes` no logits."""
+        """Encode a batch by one network; `alone`: without the samples of other ranks; without `classes` no logits."""
         target = self.networks[network]
         gather_encoded: Callable[[Encoded], Encoded] = (lambda encoded: encoded) if alone else gather
         gather_rows: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if alone else gather_tensor
@@ -229,7 +229,7 @@ class RunContext:
                 texts = gather_encoded(target.encode_texts(batch.texts))
                 similarity = target.similarity(images, texts)
                 pictures = batch.fields.get(PICTURE, [None] * len(batch))
-                for values in (batch.captions, pictures):  # the same caption or the same picture
+                for values in (batch.captions, pictures):  # mark pairs of the same caption, then of the same picture
                     ids = gather_rows(_text_ids(values, batch.rows).to(self.device))
                     equal = ids[:, None] == ids[None, :]
                     same = equal if same is None else same | equal
@@ -252,7 +252,7 @@ class _Encoder(nn.Module):
 
 
 class StepInput:
-    """The batches of one step. Not a collection: Fabric and DDP would convert the number types in it."""
+    """The batches of one step. Not a collection, because Fabric and DDP would convert the number types in it."""
 
     def __init__(self, batches: Mapping[str, Batch]) -> None:
         self.batches = batches
@@ -267,13 +267,13 @@ class StepModule(nn.Module):
         self._method, self._run = method, run
 
     def forward(self, work: StepInput) -> tuple[Tensor | None, dict[str, float | Tensor]]:
-        """Loss (None: skip this batch) and values to log."""
+        """Return the loss (None: skip this batch) and values to log."""
         step = self._method.loss(work.batches, self._run)
         return step.loss, dict(step.logs)
 
 
 def trim_batch(batch: Batch, count: int) -> Batch:
-    """The first `count` samples of a batch; ranks need equal numbers, and one may have dropped some."""
+    """Keep the first `count` samples of a batch: ranks need equal numbers, and a rank may have dropped samples."""
     if len(batch) == count:
         return batch
     changes: dict[str, Any] = {"keys": batch.keys[:count], "captions": batch.captions[:count]}
@@ -285,7 +285,7 @@ def trim_batch(batch: Batch, count: int) -> Batch:
 
 
 def _text_ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
-    """(B,) int64, equal for equal texts; None equals only its own row."""
+    """Return ids (B,) int64, equal for equal texts; None equals only its own row."""
     own = [f"\0row {row}" for row in rows.tolist()] if None in values else []
     texts = [own[i] if value is None else value for i, value in enumerate(values)]
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
@@ -296,7 +296,7 @@ def _text_ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
 
 
 class Streams:
-    """Views of the training data, one per stream; they and their workers live as long as the run."""
+    """Views of the training data, one per stream; the views and their workers live as long as the run."""
 
     def __init__(self, data: WeightedShards, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -319,11 +319,11 @@ class Streams:
                 self._least_steps = len(self._view("", 0, False))
 
     def __len__(self) -> int:
-        """Steps of the epoch: batches of the longest stream, or of all rows where a stream is full."""
+        """Number of steps of the epoch: batches of the longest stream, or of all rows if a stream is full."""
         return max([self._least_steps, *(len(view) for view in self._current.values())])
 
     def batches(self, start: int) -> Iterator[dict[str, Batch]]:
-        """One batch of each stream, from step `start` of the epoch on; shorter streams start over."""
+        """Yield one batch of each stream, from step `start` of the epoch on; shorter streams start over."""
         sources = {name: self._repeat(view, start) for name, view in self._current.items()}
         for _ in range(start, len(self)):
             yield {name: next(source) for name, source in sources.items()}

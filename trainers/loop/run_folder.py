@@ -1,4 +1,4 @@
-"""The numbered folder of a training run, and what interrupts a run: signals and a full disk.
+"""The numbered folder of a training run, and interruptions of a run: signals and a full disk.
 
 runs/007-osa/
   config.yaml            all settings, resolved
@@ -44,11 +44,11 @@ class TrainFolder:
         self.open_clip = self.path / "open_clip"
 
     def weights(self, which: str, network: int = 0) -> Path:
-        """The `best` or `last` weights of one network."""
+        """Return the file of the `best` or `last` weights of one network."""
         return self.path / (f"{which}.safetensors" if network == 0 else f"{which}-{network}.safetensors")
 
     def networks(self, which: str) -> list[Path]:
-        """The existing files of `best` or `last`, one per network."""
+        """List the existing files of `best` or `last`, one per network."""
         paths = [self.weights(which)]
         while self.weights(which, len(paths)).exists():
             paths.append(self.weights(which, len(paths)))
@@ -58,7 +58,7 @@ class TrainFolder:
         write_atomically(self.config_file, config.to_yaml().encode())
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved settings; raise ConfigError if the folder is no training run."""
+        """Read the resolved settings; raise ConfigError if the folder is not a training run."""
         if not self.config_file.is_file():
             problem = f"{self.path} is no training run (no {self.config_file.name}); give a folder such as runs/001-osa"
             raise ConfigError(problem, "run", str(self.path))
@@ -69,7 +69,7 @@ class TrainFolder:
 
 
 def make_run_folder(out: Path, name: str) -> TrainFolder:
-    """Make the next numbered folder below `out`; runs that start at the same time get different ones."""
+    """Make the next numbered folder below `out`; runs that start at the same time get different folders."""
     with writing_to(out):
         while True:
             taken = [int(match[1]) for path in out.iterdir() if (match := _NUMBER.fullmatch(path.name))]
@@ -104,7 +104,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(quiet: bool = True) -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM set; outside the main thread Python allows no signal handlers."""
+    """Yield a request that SIGINT and SIGTERM set; outside the main thread Python allows no signal handlers."""
     request = StopRequest(quiet)
     if threading.current_thread() is not threading.main_thread():
         yield request
