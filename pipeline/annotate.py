@@ -369,8 +369,7 @@ class _Job:
                 )
 
     def _waits_for(self, engine: EncodingEngine, share: NodeShare) -> str | None:
-        """Describe what other nodes must finish before this run can be scored, None if nothing; unreadable shards do not
-        count."""
+        """Describe what other nodes must finish before the run can be scored, None if nothing; skip unreadable shards."""
         failed = share.failed()
         resume = self._resume(engine, retry_failed=False)
         left = [shard for shard in resume.todo(self.shards) if shard.url not in failed]

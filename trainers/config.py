@@ -73,7 +73,7 @@ class DataConfig(_Section):
 
 
 class TaskConfig(_Section):
-    """What is learnt and measured."""
+    """The task to learn and measure."""
 
     name: Literal["retrieval", "classification", "image_retrieval"] = "retrieval"
     monitor: str = "auto"
@@ -108,7 +108,7 @@ class ScheduleConfig(_Section):
 
 
 class LoopConfig(_Section):
-    """How training proceeds."""
+    """Settings of the training loop."""
 
     epochs: int = Field(default=5, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
@@ -135,7 +135,7 @@ class LoopConfig(_Section):
 
 
 class LoggingConfig(_Section):
-    """What is logged."""
+    """Settings of the logs."""
 
     every: int = Field(default=10, ge=1)
     """updates between lines of log.jsonl"""

@@ -25,8 +25,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Devices:
-    """One encoder process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors; names may
-    repeat."""
+    """One encoder process per name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors; names may repeat."""
 
     names: tuple[str, ...]
 

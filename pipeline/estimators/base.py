@@ -49,14 +49,14 @@ class Identity:
         return cls(**{**values, "versions": tuple(sorted(values["versions"].items()))})
 
     def with_decoder_of(self, other: "Identity") -> "Identity":
-        """The same with the decoder of `other`."""
+        """Copy the identity with the decoder of `other`."""
         mine, theirs = dict(self.versions), dict(other.versions)
         kept = {name: found for name, found in mine.items() if name != JPEG_LIBRARY}
         decoding = {JPEG_LIBRARY: theirs[JPEG_LIBRARY]} if JPEG_LIBRARY in theirs else {}
         return replace(self, decoder=other.decoder, versions=tuple(sorted((kept | decoding).items())))
 
     def differences(self, other: "Identity", versions: bool = True) -> list[str]:
-        """One line for each field in which `other` differs, for a message to the user.
+        """Describe each field in which `other` differs in one line, for a message to the user.
 
         Without `versions`, versions of libraries may differ: embeddings are then equal up to rounding.
         """

@@ -83,7 +83,7 @@ def load_estimator(
     `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, with
     slightly different scores and therefore a different identity. With `compile` the vision tower of an open_clip model is
     compiled with torch, and used if its results agree and it is faster; the estimator's `notes` say which. `decoder` is
-    `pillow`, `fast`, `gpu` or `auto`: fast, or pillow for a model that resizes by itself. Raises ConfigError for options that
+    `pillow`, `fast`, `gpu` or `auto`: fast, or pillow for a model with its own resizing. Raises ConfigError for options that
     cannot work.
     """
     check_decoder(decoder, draft)

@@ -34,8 +34,8 @@ _NEEDED = ("key", "shard", "label", "label_quality", "osa_weight", "clean", "pre
 def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
     """Write the frame as CSV or Parquet, by the suffix of `out`; samples without a label score are left out.
 
-    The score appears under both of cleanlab's names. An issue is a label that is more likely wrong than right: one that is
-    not `clean`, or, where a run of both tasks rejected the pair, one with a `label_quality` below 1/2.
+    The score appears under both of cleanlab's names. An issue is a label that is more likely wrong than right: it is not
+    `clean`, or, if a run of both tasks rejected the pair, its `label_quality` is below 1/2.
     """
     if out.suffix not in (".csv", ".parquet"):
         raise ConfigError.of("out", out, "is no name of a cleanlab frame, .csv or .parquet; use issues.csv")

@@ -102,5 +102,5 @@ def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> An
 
 
 def anchors_file(run: RunFolder) -> Path:
-    """Where a run keeps its text anchors."""
+    """Return the file in which a run keeps its text anchors."""
     return run.path / "anchors.safetensors"

@@ -86,7 +86,7 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     chance = 1.96 * np.sqrt(rate * (1 - rate) / len(y))  # of the labels drawn
     error = max(stdtrit(policy.folds - 1, 0.975) * spread, chance)
     joint = confident_joint(models.detailed.predict(votes), y)
-    unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which so many labels may all be right by chance
+    unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which all len(y) labels may be right by chance
     low, high = rate - error, max(rate + error, 1 - np.trace(joint) / joint.sum() + chance, unseen)
     likelier = max(_gain(simple, none), _gain(detailed, none))
     shown = low > 0 and likelier > policy.shown and policy.gains_enough(model.true_given(votes, y), y)

@@ -181,7 +181,7 @@ def _stratified_folds(y: Index, folds: int, rng: np.random.Generator) -> Index:
 
 
 class _Discriminant(NamedTuple):
-    """What one fold has learned: class means and the covariance within classes, which is diagonal in `basis`."""
+    """The discriminant of one fold: class means and the covariance within classes, which is diagonal in `basis`."""
 
     basis: Tensor  # (d, d)
     variance: Tensor  # (d,)

@@ -35,7 +35,7 @@ class LabelScores:
     classes: int
 
     def facts(self) -> dict[str, Any]:
-        """What the tables record about these scores."""
+        """Return the facts that the tables record about these scores."""
         return {"k": self.k, "classes": self.classes, **self.fused.facts()}
 
 

@@ -28,7 +28,7 @@ METHODS = ("lnc", "crcl", "gsl")
 RECORD = "one_step"
 """key of the tables' metadata that says how the columns were made, by method"""
 HELD_NUMBERS = 2**29
-"""of either side, kept in memory: a million rows of 512; larger runs are read for one batch at a time"""
+"""most numbers of one side kept in memory: a million rows of 512; larger runs are read one batch at a time"""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def log_matching_probabilities(
 ) -> tuple[Tensor, Tensor]:
     """CRCL Eq. 3: log p° (B, B), images over texts, and log p◇ (B, B), texts over images; pair i is row i of both.
 
-    same: (B, B) bool, pairs beside the diagonal that show the same picture or caption; they would split the probability
-    among themselves and are left out.
+    same: (B, B) bool, other pairs with the same picture or caption; they are left out, because they would share the probability
+    of the given pair.
     """
     logits = similarity / temperature
     if same is not None:

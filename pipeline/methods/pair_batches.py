@@ -10,7 +10,7 @@ from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, iden
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 
 READ_ROWS = 16_384
-"""rows per read while identical rows are looked for: 32 MB of 512 numbers"""
+"""rows per read to find identical rows: 32 MB at width 512"""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PairBatch:
     texts: Float32
     similarity: Float64
     same: Mask
-    """(B, B): pairs with an identical image or text, which are no negatives for one another; True on the diagonal"""
+    """(B, B): pairs with an identical image or text, which are no negatives of each other; True on the diagonal"""
 
 
 class EmbeddedPairs:

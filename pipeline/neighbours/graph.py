@@ -56,7 +56,7 @@ class Neighbours:
         return cls(tensors["indices"], tensors["similarities"], json.loads(header["recall"]), header["kind"])  # type: ignore[arg-type]
 
     def nearest(self, k: int) -> Neighbours:
-        """The same graph with lists cut to the k nearest."""
+        """Return the graph with lists cut to the k nearest."""
         return replace(self, indices=self.indices[:, :k], similarities=self.similarities[:, :k])
 
 

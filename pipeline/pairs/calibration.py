@@ -17,7 +17,7 @@ from noisegate.pipeline.system.array_types import Float32, Float64
 SIMILARITY, QUALITY = "similarity", "pair_quality"  # columns that P(clean) may come from
 LIKELY = 0.5  # P(clean) above which a pair is clean by --cut probability
 FIELD_CUTS = {0.1: "", 0.15: "", 0.215: "OSA's β of ViT-B/32", 0.28: "LAION-5B", 0.3: "LAION-400M"}
-"""fixed thresholds of the field on the cosine, and who uses them"""
+"""common fixed thresholds on the cosine, and who uses them"""
 CLEAN_BELOW = 0.01  # below this noise rate all pairs count as clean, above 1 - this all as noise
 
 

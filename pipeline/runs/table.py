@@ -138,7 +138,7 @@ REVIEW_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "review_label": (pa.int32(), "the right class, where the mark is relabel"),
 }
 READ_BY_NAME = ALL_COLUMNS | REVIEW_COLUMNS
-"""Everything that `RunFolder.read` can be asked for."""
+"""All columns that `RunFolder.read` accepts."""
 
 VERSION = 1
 

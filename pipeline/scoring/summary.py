@@ -136,7 +136,7 @@ class Summary:
 
     @property
     def expected(self) -> Expected | None:
-        """What the cut of pairs is expected to keep and lose; None without a calibration."""
+        """Expected precision and recall of the cut of pairs; None without a calibration."""
         return self.calibration.expected_of(self.cut, self.beta.value) if self.calibration and self.beta else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def tells_nothing(calibration: PairCalibration) -> bool:
 
 
 def unknown_noise(calibration: PairCalibration) -> str:
-    """What to show in place of the figures if `tells_nothing`."""
+    """Return the text that replaces the figures if `tells_nothing`."""
     return f"cannot be told {'from these few pairs' if calibration.pairs < FEW_PAIRS else 'by this model'}"
 
 

@@ -14,7 +14,7 @@ _CELL = "text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; whit
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """(name, value) for all that a run came to."""
+    """List the run's results as (name, value)."""
     beta, calibration = summary.beta, summary.calibration
     rows = [("model", f"{summary.model}{', for drawn scenes only' if summary.model == 'embedded' else ''}")]
     rows += _count_rows(summary)
@@ -63,7 +63,7 @@ def summary_text(summary: Summary) -> str:
 
 
 def summary_html(summary: Summary) -> str:
-    """The same as an HTML table without colours of its own, for a light and a dark notebook."""
+    """Format the rows as an HTML table without colours, for light and dark notebooks."""
     rows = "".join(
         f'<tr><th style="{_CELL}; font-weight: 400; opacity: .75">{escape(name)}</th>'
         f'<td style="{_CELL}">{escape(value)}</td></tr>'

@@ -97,7 +97,7 @@ def is_jpeg(image: Image.Image) -> bool:
 
 @contextmanager
 def refuse_broken(data: bytes, limits: Limits) -> Iterator[None]:
-    """Raise BadSample for whatever Pillow raises while it opens or decodes `data`."""
+    """Turn any error of Pillow while it opens or decodes `data` into BadSample."""
     try:
         yield
     except BadSample:

@@ -44,9 +44,9 @@ class Cell:
     threads: int | None = 1
     """threads of torch: one, so that cells that run at once do not slow each other down; None keeps the current number"""
     truth: Path | None = None
-    """what is known of the noise; None: the file of `noisegate noise` beside the shards, if there is one"""
+    """the known noise; None: the file of `noisegate noise` beside the shards, if there is one"""
     folders: tuple[Path, ...] = ()
-    """absolute paths of the bench and of its data, which may be moved: a digest knows what lies in them, not where they lie"""
+    """absolute paths of the bench and of its data, which may be moved: digests do not depend on these paths"""
 
     @property
     def digest(self) -> str:

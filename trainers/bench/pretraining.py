@@ -15,7 +15,7 @@ from noisegate.pipeline.system import write_atomically
 from noisegate.trainers.config import merge_trees
 
 FROM_SCRATCH_ONLY = ("architecture", "preprocess", "vocabulary")
-"""settings of a target that pretrained weights bring with them"""
+"""settings of a target that come with pretrained weights"""
 
 
 class Pretraining(BaseModel):

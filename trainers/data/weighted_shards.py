@@ -37,23 +37,22 @@ class WeightedShards:
     `columns`: table columns that come with each batch. `where`: a rule over the table's columns; only rows for which it
     holds and whose status is ok are used.
     `batch_size` counts all ranks together; each rank gets a slice, so `world` must divide it.
-    `image`: PIL → tensor, called in the workers; one that has a parameter `rng` gets the sample's own numpy Generator,
-    and for any other the global generators of torch, Python and numpy are seeded for the call: by (seed, epoch, row), so
-    that the number of workers changes nothing. "npy" delivers the part npy as it is; `image_part="npy"` hands its array
-    to `image`. None reads no pictures.
-    `text`: list of captions → anything made of tensors whose first axis is the caption, called in the workers.
-    `captions`: "one" is the caption that was scored (read only if `text` is given, or with `captions="read"`), "json:FIELD" a
-    random caption of that list in each epoch, "json:FIELD:all" all of them. `fields`: fields of part json that come as lists,
-    such as "image_id"; "image_sha256" is the digest of the picture, or of the part npy, in hex, and None if there is neither.
-    `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without a class are
-    left out. `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with
-    four samples of each of several classes; "sequential" gives every row once, in order, the short last batch included. Rows
-    are joined by key, and the delivered parts are verified: pictures and captions by digest, labels by value. Lists of captions
-    have no digest in the table, and npy features only in tables of `score_embeddings`; otherwise only keys are compared.
-    `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped and
-    counted; one more raises MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
-    `keep_decoded`: keep transformed samples in memory, so that each is read, verified and decoded once: for small data sets and
-    transforms that are not random. `cache`: a folder for member indexes and for copies of remote or compressed shards
+    `image`: PIL → tensor, called in the workers; a function with a parameter `rng` gets the sample's own numpy Generator; for
+    any other function the global generators of torch, Python and numpy are seeded for the call. Seeds depend on (seed, epoch,
+    row), not on the number of workers. "npy" delivers the part npy as it is; `image_part="npy"` hands its array to `image`.
+    None reads no pictures. `text`: list of captions → anything made of tensors whose first axis is the caption, called in the
+    workers. `captions`: "one" is the caption that was scored (read only if `text` is given, or with `captions="read"`),
+    "json:FIELD" a random caption of that list in each epoch, "json:FIELD:all" all of them. `fields`: fields of part json that
+    come as lists, such as "image_id"; "image_sha256" is the digest of the picture, or of the part npy, in hex, and None if
+    there is neither. `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows
+    without a class are left out. `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4"
+    fills a batch with four samples of each of several classes; "sequential" gives every row once, in order, the short last
+    batch included. Rows are joined by key, and the delivered parts are verified: pictures and captions by digest, labels by
+    value. Lists of captions have no digest in the table, and npy features only in tables of `score_embeddings`; otherwise only
+    keys are compared. `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these
+    are dropped and counted; one more raises MismatchError. Without a table, samples that cannot be decoded are dropped and
+    counted. `keep_decoded`: keep transformed samples in memory, so that each is read, verified and decoded once: for small data
+    sets and transforms that are not random. `cache`: a folder for member indexes and for copies of remote or compressed shards
     (bounded), default a temporary one.
     """
 

@@ -69,7 +69,7 @@ class MethodConfig(BaseModel):
     temperature: float | None = Field(default=None, gt=0)
     """None: the target's own, which CLIP learns"""
     mask_same: bool = True
-    """two samples with the same picture or the same caption are no negatives for one another"""
+    """two samples with the same picture or the same caption are no negatives of each other"""
     weights: str | None = Field(default=None, examples=["osa_weight"])
     """a numeric column of data.table that multiplies each sample's loss before the mean; docs/methods.md: of each method.
     osa_weight of labels, where the table has none of captions: as `osa` weighs labels"""
@@ -202,7 +202,7 @@ class Method(ABC):
     remembers: ClassVar[tuple[str, ...]] = ()
     """names of the attributes, all arrays, that a checkpoint must hold"""
     provenance: ClassVar[str] = ""
-    """what a reader of its results must know, such as that it is a reconstruction"""
+    """a note for readers of its results, such as that it is a reconstruction"""
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         """Raise ConfigError if the configuration does not fit the task."""

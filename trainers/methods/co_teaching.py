@@ -44,9 +44,9 @@ class CoTeachingConfig(MethodConfig):
     """Settings of all methods of two networks."""
 
     loss: Literal["auto", "hardest_triplet", "triplet", "info_nce"] = "auto"
-    """hardest_triplet: with soft margins, as the papers have it; triplet: all negatives alike; info_nce: not the papers',
-    weighed by the soft label, for targets that learnt by it. auto: info_nce for a pretrained target, which the papers' loss
-    takes apart, else hardest_triplet, which small networks from scratch do not survive"""
+    """hardest_triplet: with soft margins, as in the papers; triplet: all negatives alike; info_nce: not in the papers, weighed
+    by the soft label, for targets pretrained with it. auto: info_nce for a pretrained target, which the papers' loss damages,
+    else hardest_triplet, with which small networks from scratch collapse"""
     warmup: int = Field(default=3, ge=1)
     """epochs, of loop.epochs, in which all samples count as given"""
     threshold: float = Field(default=0.5, gt=0, lt=1)
@@ -54,9 +54,9 @@ class CoTeachingConfig(MethodConfig):
     procedure: Literal["lean", "paper"] = "lean"
     """lean: losses noted while learning, about twice a plain epoch; paper: passes over all data, separate batches of halves"""
     noisy_from: float = Field(default=0.5, ge=0, le=1)
-    """share of the epochs after the warm-up that the noisy half is held back for, rounded down to whole epochs; 1: always"""
+    """share of the epochs after the warm-up in which the noisy half is left out, rounded down to whole epochs; 1: always"""
     one_percent: bool = False
-    """where a network finds everything clean, the least sure hundredth counts as noisy, as in NCR's code"""
+    """if a network finds all samples clean, the 1 % with the lowest confidence count as noisy, as in NCR's code"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PartnerView:
     prediction: Tensor
     own_prediction: Tensor | None = None
     seen: Seen | None = None
-    """a whole view of the batch in evaluation mode, of methods that make labels of it"""
+    """a whole view of the batch in evaluation mode, for methods that compute labels from it"""
 
 
 @dataclass(frozen=True)

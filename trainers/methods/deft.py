@@ -140,7 +140,7 @@ class Deft(Method):
         return StepLoss(learnt, {"clean_share": clean.float().mean()})
 
     def _learn_negative(self, negative: Tensor, loss: Tensor) -> None:
-        """One step of SGD; L_dp reaches T- alone, so that it needs no part in the networks' update."""
+        """Make one step of SGD on T-: L_dp has a gradient for T- only, so it need not be part of the networks' update."""
         (gradient,) = torch.autograd.grad(loss, negative)
         self.velocity = MOMENTUM * self.velocity + gradient.cpu().numpy()
         moved = torch.from_numpy(self.negative - np.float32(self.config.text_lr) * self.velocity)

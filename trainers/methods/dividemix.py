@@ -172,7 +172,7 @@ class DivideMix(Method):
         labels = torch.cat(targets)
         rows = torch.cat([batch.rows for batch in (labelled, unlabelled) if batch is not None])
         weights = self.weights_of(rows)
-        if weights is not None:  # mixed as the labels are: of the given ones, of the guessed ones apart from them
+        if weights is not None:  # mixed like the labels: weights of given labels and of guessed ones separately
             w = weights.to(labels)[:, None]
             labels = torch.cat([w * labels, labels, w], dim=1)
         mixed, soft = mixup(torch.cat(images), labels, run.random(f"mixup {k}"), self.mixup)

@@ -39,8 +39,7 @@ def read_tiny_imagenet(request: Request) -> SampleSource:
 
 
 def _synset_names(path: Path, synsets: list[str]) -> tuple[str, ...]:
-    """Return the first name of each synset, from lines `n01443537<tab>goldfish, Carassius auratus`; a repeated name stays a
-    synset."""
+    """Return each synset's first name, from lines `n01443537<tab>goldfish, Carassius auratus`; repeated names stay synsets."""
     named = dict(line.split("\t", 1) for line in read_lines(path) if "\t" in line)
     names = [named.get(synset, synset).partition(",")[0].strip() for synset in synsets]
     return tuple(

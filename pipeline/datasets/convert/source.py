@@ -1,5 +1,4 @@
-"""Input (`Request`) and output (`SampleSource`) of the readers, and functions to read a download's files and make sample
-parts."""
+"""Input (`Request`) and output (`SampleSource`) of the readers; functions to read a download and make sample parts."""
 
 import csv
 import hashlib

@@ -20,8 +20,7 @@ _SENTENCE = "sentence"
 
 
 def read_msrvtt(request: Request) -> SampleSource:
-    """Read MSR-VTT: videos of the split from its .csv if there is one, else from the json; the 1k-A test has one sentence
-    each."""
+    """Read MSR-VTT: videos of the split from its .csv, else from the json; the 1k-A test has one sentence each."""
     path = need(request, "MSRVTT_data.json", "annotation/MSRVTT_data.json", "train_val_videodatainfo.json")
     try:
         contents = json.loads(read_text(path))
@@ -113,8 +112,7 @@ def _video_samples(request: Request, clips: list[tuple[str, str]], files: tuple[
 
 
 class _Features:
-    """Arrays (T, D) or (D,) by video, from one file each or one .npz for all; 2d and 3d features are reduced to maxima over
-    time."""
+    """Arrays (T, D) or (D,) by video, in one file each or one .npz; of 2d and 3d features the maximum over time is taken."""
 
     def __init__(self, request: Request) -> None:
         self._folders = [place for name in ("features_2d", "features_3d") if (place := find(request.folder, name))]

@@ -92,8 +92,7 @@ def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
 
 
 def read_food101n(request: Request) -> SampleSource:
-    """Read Food-101N: all pictures of the list, those checked by people (`verified_…`, with `noisy`), or Food-101's test
-    set."""
+    """Read Food-101N: all pictures, those checked by people (`verified_…`, with `noisy`), or Food-101's test set."""
     listed = {
         "train": "imagelist.tsv",
         "verified_train": "verified_train.tsv",

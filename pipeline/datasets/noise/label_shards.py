@@ -205,8 +205,7 @@ def _read_labels(shards: Sequence[Shard], classes: int | str | Path | None, fiel
 
 
 def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
-    """Refuse a sample whose clean_label differs from its label: the label would be recorded as the truth, and the truth
-    lost."""
+    """Refuse a sample whose clean_label differs from its label: the label would be recorded as the truth."""
     if b'"clean_label"' not in raw.parts.get("json", b""):
         return
     true = json_record(raw).get("clean_label")

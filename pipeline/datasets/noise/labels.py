@@ -143,8 +143,7 @@ def instance_dependent(
 
 
 def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
-    """Check that labels lie in 0..classes-1, as (N,) int64; `classes` is never guessed, because the last class may be
-    absent."""
+    """Check that labels lie in 0..classes-1, (N,) int64; `classes` is never guessed: the last class may be absent."""
     array = np.asarray(labels)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         problem = f"is the shape of {array.dtype} numbers; give one class id for each sample, such as [0, 2, 1]"
@@ -276,8 +275,7 @@ def _top_two(eta: Float64) -> tuple[Index, Index, Float64]:
 
 
 def _check_posteriors(posteriors: ArrayLike) -> Float64:
-    """Check posteriors and return them as (N, C) float64, each row divided by its sum; float16 rounding of the sum is
-    allowed."""
+    """Check posteriors (N, C), and divide each row by its sum, which may differ from 1 by float16 rounding."""
     eta = np.asarray(posteriors, dtype=np.float64)
     if eta.ndim != 2 or eta.shape[1] < 2:
         raise ConfigError.of("posteriors", eta.shape, "is not the shape (samples, classes) with 2 classes or more")

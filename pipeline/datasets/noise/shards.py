@@ -104,7 +104,7 @@ def rewrite_shards(
     columns: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Write each shard anew with the parts that `change(global row, sample)` returns, and `noise.parquet` beside them.
+    """Rewrite each shard with the parts that `change(global row, sample)` returns, and write `noise.parquet` beside them.
 
     `columns` (one value for each sample) and `metadata` go into `noise.parquet` too.
     """

@@ -25,7 +25,7 @@ CAPTION = 300  # most characters of a caption that are shown
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows of a sample: its picture as a data URI with width and height, and its caption, cut."""
+    """A sample as a page shows it: its picture as a data URI with width and height, and its shortened caption."""
 
     source: str | None = None
     width: int = 0

@@ -75,7 +75,7 @@ def text_anchor_logits(
 ) -> Float32:
     """TAC (N, C): (scale / K_c) sum over the K_c anchors of a class of exp(cos), the text-anchored classifier of TANGO.
 
-    The paper sums over K = 40 anchors, which is scale 40; None takes A / C whatever K is.  NaN for invalid images.
+    The paper sums over K = 40 anchors, which is scale 40; None takes A / C for any K.  NaN for invalid images.
 
     >>> image, texts = np.array([[1., 0.]]), np.array([[.3, .91 ** .5], [.2, .96 ** .5]])
     >>> logits = text_anchor_logits(image, texts, [0, 1], classes=2)

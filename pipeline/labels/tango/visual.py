@@ -142,7 +142,7 @@ class VisualVotes:
         return onehot
 
     def pickers(self) -> RowVotes:
-        """How many of the samples that list a row carry each class: A^T Y of Eq. 11."""
+        """Count by class the samples that list each row: A^T Y of Eq. 11."""
         votes = RowVotes(len(self.label), np.ones(self.classes), self.lists.size)
         for part in chunk_rows(len(self.label), self.lists.shape[1]):
             listed = np.asarray(self.lists[part])
