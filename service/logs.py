@@ -54,7 +54,7 @@ class TextLines(logging.Formatter):
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """The values given in `extra`; names with an underscore are put into every record by libraries such as Ray."""
+    """Return the values given in `extra`, without names with an underscore, which libraries such as Ray add to every record."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
 
 

@@ -107,7 +107,7 @@ def convert(
 
 
 def _kinds() -> str:
-    """Each kind with its splits and files, a paragraph each, and the layouts that several share."""
+    """Describe each kind with its splits and files in a paragraph, and the layouts that several share."""
     kinds = [
         f"[bold]{kind.name}[/] ({', '.join(kind.splits)}): "
         + (f"layout {', '.join(kind.layouts)}, below." if kind.layouts else f"{escape(kind.expected)}.")

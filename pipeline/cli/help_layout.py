@@ -64,7 +64,7 @@ def arrange(app: typer.Typer) -> None:
 
 
 def flowing(text: str) -> str:
-    """Help from a docstring: paragraphs fill the terminal's width, examples are listed after a $."""
+    """Make help from a docstring: paragraphs fill the terminal's width, examples are listed after a $."""
     help_text = ""
     for part in inspect.cleandoc(text).split("\n\n"):
         example = part.startswith(EXAMPLE)

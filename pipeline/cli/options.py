@@ -22,7 +22,7 @@ _FIELDS = {setting.name: setting for setting in fields(AnnotateSettings)}
 
 
 def option(name: str, **changes: Any) -> Any:
-    """The typer option of a setting of `annotate`; `changes` are arguments of `typer.Option` that differ."""
+    """Make the typer option of a setting of `annotate`; `changes` replace arguments of `typer.Option`."""
     setting = _FIELDS[name]
     flags = setting.metadata["flags"] or (f"--{name.replace('_', '-')}",)
     values = {
@@ -52,7 +52,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(setting: "Field[Any]", kind: Any) -> inspect.Parameter:
-    """A setting as a parameter: settings with a parser are read from text; default-on booleans get a flag to turn them off."""
+    """Make a parameter of a setting: settings with a parser are read from text; default-on booleans get an off flag."""
     default: Any = setting.default
     if setting.metadata["read"]:
         kind = str if default else str | None

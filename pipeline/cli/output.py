@@ -39,7 +39,7 @@ _C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON may hold as they
 
 
 def escape(text: str) -> str:
-    """Text from outside for `Output.say`: neither markup nor control characters have an effect."""
+    """Escape text from outside for `Output.say`: neither markup nor control characters have an effect."""
     return escape_markup(show_controls(text))
 
 

@@ -87,7 +87,7 @@ def verify(
 
 
 def print_verification(verification: "Verification", output: Output) -> None:
-    """Drift and notes, the first problems, and the verdict as the last line."""
+    """Print drift and notes, the first problems, and the verdict as the last line."""
     drift = verification.drift
     rows = [
         (name, number(value, 8))

@@ -172,7 +172,7 @@ def _main(connection: "Connection[Reply, Message]", make: bytes, environment: di
 
 
 def _environment(place: str, threads: int | None) -> dict[str, str]:
-    """Environment variables that show a process only its own GPU, or limit it to its share of CPU threads."""
+    """Return environment variables that show a process only its own GPU, or limit it to its share of CPU threads."""
     environment: dict[str, str] = {}
     if place == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""

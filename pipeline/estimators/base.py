@@ -144,7 +144,7 @@ def invalid_embedding(part: str) -> str:
 
 
 def row_cosines(images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.float32]:
-    """Cosines (N,) of unit rows, pair by pair; NaN where either row is zeros (invalid, or missing).
+    """Compute cosines (N,) of unit rows, pair by pair; NaN if either row is zeros (invalid, or missing).
 
     >>> row_cosines(np.array([[1.0, 0.0], [0.0, 0.0]]), np.eye(2)).tolist()
     [1.0, nan]
@@ -158,7 +158,7 @@ def row_cosines(images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.float32
 def paired_cosines(
     left: NDArray[Any], right: NDArray[Any], rows: NDArray[np.int64], partners: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Cosines (M,) of unit rows `left[rows]` and `right[partners]`, in blocks so that memory stays constant.
+    """Compute cosines (M,) of unit rows `left[rows]` and `right[partners]`, in blocks so that memory stays constant.
 
     >>> paired_cosines(np.eye(2), np.eye(2), np.array([0, 1]), np.array([0, 0])).tolist()
     [1.0, 0.0]
@@ -172,12 +172,12 @@ def paired_cosines(
 
 
 def describe_error(error: Exception, width: int = 300) -> str:
-    """Type and message of another library's error, in one line of at most `width` characters."""
+    """Format type and message of another library's error in one line of at most `width` characters."""
     return shorten(f"{type(error).__name__}: {error}", width, placeholder=" …").rstrip(".")
 
 
 def array_digest(arrays: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 of named arrays in name order: names, types, shapes and bytes."""
+    """Compute the SHA-256 of named arrays in name order: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

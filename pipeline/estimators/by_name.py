@@ -186,7 +186,7 @@ class CustomEstimator:
         return self._call("encode_texts", list(texts))
 
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Pictures of uniform noise (224 px) and strings of random letters."""
+        """Embed pictures of uniform noise (224 px) and strings of random letters."""
         pictures = [Image.fromarray(rng.integers(0, 256, (224, 224, 3), dtype=np.uint8)) for _ in range(count)]
         return self.encode_images(pictures), self.encode_texts(random_texts(count, rng))
 

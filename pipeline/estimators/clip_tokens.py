@@ -31,7 +31,7 @@ class ClipTokens:
         self._words: dict[str, list[int]] = {}
 
     def __call__(self, texts: str | Sequence[str], context_length: int | None = None) -> torch.Tensor:
-        """Token ids (N, context) of the texts, cut and padded as open_clip does."""
+        """Return token ids (N, context) of the texts, cut and padded as in open_clip."""
         own = self._tokenizer
         length = context_length or own.context_length
         rows = np.zeros((1 if isinstance(texts, str) else len(texts), length), np.int64)
@@ -43,7 +43,7 @@ class ClipTokens:
         return torch.from_numpy(rows)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of one text, without start and end."""
+        """Return the token ids of one text, without start and end."""
         if not (text.isascii() and text.isprintable() and "&" not in text):
             tokens: list[int] = self._tokenizer.encode(text)
             return tokens

@@ -178,7 +178,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
     def encode_pairs(
         self, pixels: Sequence[Pixels], texts: Sequence[str]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """`encode_pixels` and `encode_texts`; a GPU encodes the pictures while this process tokenizes the texts."""
+        """Encode pixels and texts; a GPU encodes the pictures while this process tokenizes the texts."""
         size = self.batch_size
         begun = [self._encode_pixel_batch(pixels[start : start + size]) for start in range(0, len(pixels), size)]
         rows = self.encode_texts(texts)
@@ -230,7 +230,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
 
 
 def preprocess_of(model: Any, draft: bool = False, decoder: str = "pillow") -> Preprocess:
-    """The preprocessing of an open_clip model."""
+    """Return the preprocessing of an open_clip model."""
     config = model.visual.preprocess_cfg
     size = config.get("size", 224)
     height, width = (size, size) if isinstance(size, int) else size

@@ -139,7 +139,7 @@ class Compiler:
         return Trial(_Guarded(eager, compiled), f"{found}: used")
 
     def _gain(self, eager: Encode, compiled: Encode, batch: torch.Tensor) -> float:
-        """Eager time divided by compiled time, the fastest of `ROUNDS` each."""
+        """Measure eager time divided by compiled time, the fastest of `ROUNDS` each."""
         least = [float("inf")] * 2
         for _ in range(ROUNDS):
             for way, encode in enumerate((eager, compiled)):
@@ -181,7 +181,7 @@ def torch_compile(encode: Encode, **settings: Any) -> Encode:
 
 
 def probe_batches(size: int, count: int) -> list[torch.Tensor]:
-    """Two batches of random preprocessed pictures: `count`, and about half as many."""
+    """Make two batches of random preprocessed pictures: `count`, and about half as many."""
     rng = torch.Generator().manual_seed(0)
     coarse = torch.randn((max(3, count), 3, 8, 8), generator=rng)
     pictures = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
@@ -189,7 +189,7 @@ def probe_batches(size: int, count: int) -> list[torch.Tensor]:
 
 
 def row_distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Largest distance of unit rows: an upper bound of the change of any cosine.
+    """Compute the largest distance of unit rows: an upper bound of the change of any cosine.
 
     >>> round(row_distance(torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]])), 4)
     0.2828
@@ -199,7 +199,7 @@ def row_distance(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def tolerance_for(exact: torch.Tensor, eager: torch.Tensor) -> float:
-    """Allowed distance of compiled rows from `eager` ones, given the `exact` rows in float32.
+    """Compute the allowed distance of compiled rows from `eager` rows, given the `exact` rows in float32.
 
     In half precision, if two results are each as near to float32 as eager is, they are at most twice that distance apart.
 

@@ -149,7 +149,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
     @torch.inference_mode()
     def _measure_width(self, name: str) -> int:
-        """The width d of both towers' embeddings."""
+        """Measure the width d of both towers' embeddings."""
         crop = self.preprocess.crop
         try:
             image = self._encode_pixel_batch([np.zeros((crop, crop, 3), np.uint8)])

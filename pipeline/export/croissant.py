@@ -44,7 +44,7 @@ _RECORDS = "samples"
 
 
 def describe(name: str, root: Path, files: Sequence[Path], record: Mapping[str, Any], written: Written) -> bytes:
-    """The JSON-LD of an export called `name`, whose paths count from `root`.
+    """Make the JSON-LD of an export called `name`, with paths relative to `root`.
 
     Records are described for tables and lists of keys; for other formats only the files and their digests. Tars are such a
     format, because mlcroissant unpacks them into a cache by relative name, where it would mix up two exports.

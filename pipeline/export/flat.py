@@ -141,7 +141,7 @@ def _write_jsonl(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> in
 
 
 def json_values(column: pa.ChunkedArray) -> list[str]:
-    """Each value as JSON text: shortest floats, digests in hex, null for nan and infinity.
+    """Convert each value to JSON text: shortest floats, digests in hex, null for nan and infinity.
 
     >>> json_values(pa.chunked_array([pa.array([0.1, None, float("inf")], pa.float32())]))
     ['0.1', 'null', 'null']

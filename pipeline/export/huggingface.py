@@ -43,7 +43,7 @@ def write_dataset(rows: RunRows, out: Path, options: Options) -> Written:
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
-    """The columns as `datasets` describes them, in types that old and new versions know."""
+    """Describe the columns as `datasets` does, in types that old and new versions know."""
     features: dict[str, Any] = {}
     for field in schema:
         if field.name == "image":
@@ -61,7 +61,7 @@ def _dtype(stored: pa.DataType) -> str:
 
 
 def _card(record: Mapping[str, Any], written: int) -> str:
-    """The text of README.md; its head tells `load_dataset(FOLDER)` which files to read."""
+    """Make the text of README.md; its head tells `load_dataset(FOLDER)` which files to read."""
     rule = f"with the rule `{record['where']}`" if record["where"] else "without a rule"
     return f"""---
 configs:

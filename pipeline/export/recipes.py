@@ -36,7 +36,7 @@ class Recipe:
 
 
 def top_share(scores: Float32, share: float) -> Index:
-    """(N,) 1 for the `share` of the scored rows with the highest scores, 0 for the others; equal scores go by row.
+    """Return 1 for the `share` of scored rows with the highest scores, else 0, (N,); ties go to the earlier row.
 
     >>> top_share(np.array([0.1, 0.4, np.nan, 0.3, 0.2]), 0.5).tolist()
     [0, 1, 0, 1, 0]

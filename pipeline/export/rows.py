@@ -267,7 +267,7 @@ class RunRows:
 
 
 def plain_type(name: str) -> pa.DataType:
-    """The type of an exported column: as in the table, dictionary strings as plain strings."""
+    """Return the type of an exported column: as in the table, but plain strings for dictionary strings."""
     if name in ("shard", CAPTION):
         return pa.string()
     stored = READ_BY_NAME[name][0]

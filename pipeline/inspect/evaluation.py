@@ -210,7 +210,7 @@ def _caption_passes(run: RunFolder, table: pa.Table) -> NDArray[np.bool_]:
 
 
 def _neighbourhood_facts(run: RunFolder) -> dict[str, Any] | None:
-    """Metadata about neighbourhoods, from the first table; it is the same in all."""
+    """Read the metadata about neighbourhoods from the first table; all tables have the same."""
     stem = next(run.stems(), None)
     return None if stem is None else read_metadata(run.table(stem)).get("neighbourhood")
 

@@ -217,7 +217,7 @@ class _KeptEmbeddings:
         self._batches.append((ok, encoded.similarity[ok], images, texts))
 
     def fit(self, estimator: Estimator, mode: str) -> tuple[Scorer, Float32]:
-        """A scorer whose β, pool and calibration are learned from all pairs, and their `pair_quality`, NaN for failed ones."""
+        """Learn a scorer (β, pool, calibration) from all pairs; return it and their `pair_quality`, NaN for failed pairs."""
         scored = [batch for batch in self._batches if batch[0].any()]  # batches of failed pairs only may have width 0
         if not scored:
             beta = estimate_beta(mode=mode, random_inputs=lambda: measure_beta(estimator))

@@ -66,7 +66,7 @@ def log_matching_probabilities(
 
 
 def matching_probability(images: Tensor, texts: Tensor) -> Tensor:
-    """CRCL Eq. 10: p̂ (B,) = (p°_ii + p◇_ii) / 2 of the two logarithms of `log_matching_probabilities`.
+    """CRCL Eq. 10: p̂ (B,) = (p°_ii + p◇_ii) / 2, from the two logarithms of `log_matching_probabilities`.
 
     >>> logs = log_matching_probabilities(torch.tensor([[0.1, 0.0], [0.0, 0.1]]), 0.1)
     >>> matching_probability(*logs).tolist()  # 1 / (1 + e^-1)

@@ -100,7 +100,7 @@ def semdedup_columns(neighbours: Neighbours, order: Floats) -> dict[str, Float32
 def read_targets(
     path: Path, run: Mapping[str, Any], trust: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Float32:
-    """(M, d) embeddings of the target pictures: a .npy, the pictures of another run, or a folder of pictures.
+    """Read embeddings (M, d) of the target pictures: a .npy, the pictures of another run, or a folder of pictures.
 
     A folder of pictures is encoded by the model that the run records, which needs `trust` if it is not open_clip's own.
     Pictures that cannot be read are left out, with a note. Raises ConfigError if no picture is left.
@@ -131,7 +131,7 @@ def read_targets(
 
 
 def _read_run_pictures(other: RunFolder, run: Mapping[str, Any]) -> Float32:
-    """(M, d) kept embeddings of another run's pictures; raise ConfigError if they are gone, or of another model."""
+    """Read kept embeddings (M, d) of another run's pictures; raise ConfigError if they are gone, or of another model."""
     stems = sorted(other.stems())
     if not all(other.embeddings(stem).exists() for stem in stems):
         raise ConfigError.of("target", str(other.name), "is a run that dropped its embeddings; give the pictures")

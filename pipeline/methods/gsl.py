@@ -169,7 +169,7 @@ def anchor_labels(
 
 
 def _cosines(rows: Floats, noisy: Index, domain: str, centring: str) -> Floats:
-    """(n, B) of the noisy rows with all, in the given domain."""
+    """Compute cosines (n, B) of the noisy rows with all rows, in the given domain."""
     z = polar_spectrum(rows) if domain == "fourier" else rows
     if centring != "none":
         z = z - z.mean(axis=0 if centring == "bank" else 1, keepdims=True)

@@ -37,7 +37,7 @@ def info_nce(
 def hinges(
     similarity: Tensor, margin: Tensor | float, same: Tensor | None = None, negatives: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The two hinge matrices (B, B), both directions, with zeros on the diagonal and where there is no negative.
+    """Compute the two hinge matrices (B, B), both directions, with zeros on the diagonal and for pairs that are no negatives.
 
     h_s[i, j] = [a_i + S_ij - S_ii]_+ : image i asks the texts, with the margin of row i
     h_im[i, j] = [a_j + S_ij - S_jj]_+ : text j asks the images, with the margin of column j
@@ -108,7 +108,7 @@ def pair_losses(
 
 
 def diagonal_mask(matrix: Tensor) -> Tensor:
-    """(B, B) bool on the matrix's device, True on the diagonal."""
+    """Make (B, B) bool on the matrix's device, True on the diagonal."""
     return torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
 
 

@@ -39,7 +39,7 @@ class Split:
 def gmm_split(
     losses: ArrayLike, clean_side: Side = "low", monotone: bool = True, *, floor: float = VARIANCE_FLOOR
 ) -> Split:
-    """Gaussian mixture on losses scaled to [0, 1], as DivideMix and NCR use it (LNC Eq. 3).
+    """Split by a Gaussian mixture on losses scaled to [0, 1], as in DivideMix and NCR (LNC Eq. 3).
 
     EM starts from the two means that Lloyd's algorithm reaches from the 25 and 75 % quantiles, so there is nothing
     random; `floor` is added to both variances, so groups closer than about 0.02 of the range cannot be separated.
@@ -60,7 +60,7 @@ def gmm_split(
 
 
 def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True, *, max_iter: int = 10) -> Split:
-    """Beta mixture on losses scaled to [0, 1], fitted by weighted moments (BiCro; Arazo et al. 2019).
+    """Split by a Beta mixture on losses scaled to [0, 1], fitted by weighted moments (BiCro; Arazo et al. 2019).
 
     Losses are clipped to [1e-4, 1 - 1e-4], for the fit and for the posterior.  EM starts at Beta(1, 2) and
     Beta(2, 1).  If a component's variance falls below 1e-8, its moments fit no Beta distribution, its weight falls below 1e-3

@@ -137,7 +137,7 @@ def exact_top(search: Search, queries: Float32, k: int, base: Float32) -> Neares
 
 
 def pair_cosines(left: Float32, right: Float32) -> Float32:
-    """(P,) cosines of unit rows (P, d) and (P, d)."""
+    """Compute cosines (P,) of unit rows (P, d) and (P, d)."""
     value = np.einsum("ij,ij->i", left, right, dtype=np.float64)
     return np.asarray(np.clip(value, -1, 1), dtype=np.float32)
 

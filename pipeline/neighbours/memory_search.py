@@ -127,7 +127,7 @@ class RowQuery:
 
     @cached_property
     def has_direction(self) -> Mask:
-        """(N,) which rows can be found."""
+        """Which rows can be found, (N,)."""
         result = np.zeros(len(self._rows), np.bool_)
         for numbers, _ in self._blocks():
             result[numbers] = True
@@ -137,7 +137,7 @@ class RowQuery:
         return len(self._rows)
 
     def take(self, rows: Index) -> Float32:
-        """(R, d) the unit rows with these ascending numbers, zeros for those without a direction."""
+        """Read the unit rows with these ascending numbers, (R, d), zeros for rows without a direction."""
         if self._held is None:
             return take_unit(self._rows, rows)
         numbers, unit = self._held
@@ -149,12 +149,12 @@ class RowQuery:
         return taken
 
     def chunks(self, size: int) -> Iterator[tuple[int, Float32]]:
-        """(number of the first row, at most `size` unit rows) in order."""
+        """Yield (number of the first row, at most `size` unit rows) in order."""
         for start in range(0, len(self), size):
             yield start, self.take(np.arange(start, min(start + size, len(self))))
 
     def nearest(self, queries: Float32, k: int, leave_out: Index | None = None) -> tuple[Index, Float32]:
-        """(Q, k) row numbers, -1 for none, and cosines, NaN there, nearest first.
+        """Find the k nearest rows, nearest first: row numbers (Q, k), -1 for none, and cosines, NaN for none.
 
         queries: (Q, d); queries without a direction find nothing. leave_out: (Q,) one row per query that is not returned, -1
         for none.

@@ -252,7 +252,7 @@ def _interval(values: Floats) -> tuple[float, float]:
 
 
 def chance_within(limit: float, dimensions: int) -> float:
-    """P(|cos| <= limit) of two random directions in `dimensions` >= 2 dimensions: I(limit²; 1/2, (d - 1)/2), exact.
+    """Compute P(|cos| <= limit) of two random directions in d = `dimensions` >= 2: I(limit²; 1/2, (d - 1)/2), exact.
 
     >>> round(chance_within(0.1, 1024), 7)
     0.9986526

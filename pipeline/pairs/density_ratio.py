@@ -36,7 +36,7 @@ class RatioFit(NamedTuple):
 
 
 def _fit_gaussian(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """EM for ρ and the normal f1, with the mismatched density held fixed."""
+    """Fit ρ and the normal f1 by EM, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate = _tail_ratio(g, m)
     surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
@@ -57,7 +57,7 @@ def _fit_gaussian(centres: Float64, g: Float64, m: Float64, shape: Normals) -> R
 
 
 def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """Maximum likelihood for ρ and the location, scale and skew q of f1, with the mismatched density held fixed."""
+    """Fit ρ and the location, scale and skew q of f1 by maximum likelihood, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate, step = min(max(_tail_ratio(g, m), 1e-3), 1 - 1e-3), centres[1] - centres[0]
     surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
@@ -98,7 +98,7 @@ def _log_gamma(w: Float64, q: float) -> tuple[Float64, Float64, Float64]:
 
 
 def _fit_logistic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """Damped Fisher scoring for r = ρ + (1 - ρ) exp(a + b s) under the log-loss of given against mismatched."""
+    """Fit r = ρ + (1 - ρ) exp(a + b s) by damped Fisher scoring of the log-loss of given against mismatched pairs."""
     offset, both = np.log(g.sum() / m.sum()), g + m
     pivot = float(m @ centres / m.sum())
     scale = float(np.sqrt(m @ (centres - pivot) ** 2 / m.sum()))

@@ -237,7 +237,7 @@ def _has_embedding(rows: Rows) -> Mask:
 
 
 def _remove_rows(lists: Integers, rows: Index) -> Integers:
-    """Neighbour lists (M, k) with rows[i] removed from list i."""
+    """Remove rows[i] from neighbour list i of (M, k)."""
     return np.where(lists == rows[:, None], -1, lists)
 
 

@@ -198,7 +198,7 @@ def read_pairs(
 
 
 def embed_pairs(estimator: Estimator, samples: Sequence[Decoded]) -> Encoded:
-    """Unit embeddings of the pairs; a sample whose embedding is not finite gets the status `invalid` and zeros."""
+    """Embed the pairs as unit rows; a sample whose embedding is not finite gets the status `invalid` and zeros."""
     known_texts: dict[str, Float32] = {}
     size = estimator.batch_size
     parts = [encode_samples(estimator, samples[i : i + size], known_texts) for i in range(0, len(samples), size)]

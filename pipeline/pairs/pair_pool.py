@@ -35,16 +35,16 @@ class RunPool:
     facts: dict[str, Any]
 
     def quality(self, images: Floats, texts: Floats, cosines: Floats) -> Float32:
-        """(N,) `pair_quality` of unit rows (N, d) with these cosines (N,); NaN where there is no pair."""
+        """Compute `pair_quality` (N,) of unit rows (N, d) with these cosines (N,); NaN if there is no pair."""
         return self.pool.quality(images, texts, (self.facts["temperature"],), cosines).reshape(-1)
 
     def quality_of(self, images: Floats, texts: Floats, first: Index, second: Index, cosines: Floats) -> Float32:
-        """(P,) `pair_quality` of the pairs of rows `first` of `images` and `second` of `texts`, with these cosines (P,)."""
+        """Compute `pair_quality` (P,) of the pairs of rows `first` of `images` and `second` of `texts`, with cosines (P,)."""
         return self.pool.quality_of(images, texts, first, second, (self.facts["temperature"],), cosines).reshape(-1)
 
 
 def draw_pairs(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[Index, Index]:
-    """Positions in `stems` and rows of up to `count` scored pairs, in order.
+    """Draw up to `count` scored pairs; return positions in `stems` and rows, in order.
 
     Each row draws a number from a generator seeded by its shard's name, and the rows with the smallest numbers are taken:
     memory stays at `count` rows, and the sample does not depend on the order of the shards.

@@ -26,7 +26,7 @@ LEFT = 1 / 16  # if less than this part of a sum is left after subtracting terms
 def pair_quality(
     images: Floats, texts: Floats, pool_images: Floats, pool_texts: Floats, temperature: float = TEMPERATURE
 ) -> Float32:
-    """(N,) quality of the pairs of unit rows `images` (N, d) and `texts` (N, d) against a pool of M other pairs.
+    """Compute the quality (N,) of the pairs of unit rows `images` (N, d) and `texts` (N, d) against a pool of M other pairs.
 
         n_i = s_ii - τ/2 [ log mean_j exp(s_ij / τ) + log mean_j exp(s_ji / τ) ],
 

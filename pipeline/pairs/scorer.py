@@ -200,7 +200,7 @@ class Scorer:
     cut: str = ScoreSettings.cut
 
     def quality(self, encoded: Encoded) -> Float32:
-        """`pair_quality` (N,) against the pool; NaN where there is no pair or no pool."""
+        """Compute `pair_quality` (N,) against the pool; NaN without a pair or a pool."""
         if self.pool is None or not np.isfinite(encoded.similarity).any():
             return np.full(len(encoded.similarity), np.nan, np.float32)
         return self.pool.quality(encoded.images, encoded.texts, encoded.similarity)

@@ -240,7 +240,7 @@ def write_parts(
 
 
 def _read_unit_rows(path: Path, name: str) -> NDArray[np.float32]:
-    """(N, d) rows of length one, zeros for those without a direction."""
+    """Read rows of length one, (N, d), zeros for rows without a direction."""
     array = open_array(path, name, 2)
     unit = np.empty(array.shape, np.float32)
     for number, rows in enumerate(_chunks(array)):

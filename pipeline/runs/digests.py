@@ -41,7 +41,7 @@ def is_unchanged(path: Path) -> bool:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Compute the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

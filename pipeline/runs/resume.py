@@ -205,7 +205,7 @@ class Resume:
             return True
 
     def _read_metadata(self, table: Path, stem: str) -> dict[str, Any] | None:
-        """The table's metadata, None if it is missing or damaged; raise if other settings or another tool made it."""
+        """Read the table's metadata, None if it is missing or damaged; raise if other settings or another tool made it."""
         if not table.exists():
             return None
         try:

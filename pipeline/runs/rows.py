@@ -34,7 +34,7 @@ class Rows(Protocol):
         """Yield (number of the first row, at most `size` rows) in order."""
 
     def take(self, rows: Index) -> Float32:
-        """(R, d) float32: the given rows, whose numbers must ascend."""
+        """Read the given rows, (R, d) float32; their numbers must ascend."""
 
 
 Embeddings: TypeAlias = Rows | Floats | Sequence[Floats]
@@ -175,7 +175,7 @@ class MappedRows:
         return int(self.offsets[-1])
 
     def take(self, rows: Index) -> Float32:
-        """(R, d) the given rows, whose numbers must ascend."""
+        """Read the given rows, (R, d); their numbers must ascend."""
         taken = np.zeros((len(rows), self.width), np.float32)
         if not len(rows):
             return taken

@@ -67,7 +67,7 @@ class Where:
     _condition: Callable[[pa.Table], Any] = field(repr=False, compare=False)
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
-        """(N,) bool, false where the rule is unknown (null); raise TableError if the table lacks a column."""
+        """Return which rows the rule selects, (N,) bool, false for unknown (null); raise TableError if a column is missing."""
         if missing := [name for name in self.columns if name not in table.column_names]:
             raise TableError.of("where", self.text, f"needs the column {missing[0]}, which this table does not have")
         values = self._condition(table)
@@ -76,7 +76,7 @@ class Where:
         return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), bool)
 
     def rows(self, run: RunFolder, stem: str) -> NDArray[np.bool_]:
-        """(N,) bool: the rows of one of the run's tables for which the rule is true."""
+        """Return which rows of one of the run's tables the rule selects, (N,) bool."""
         table = run.read(stem, [name for name in self.columns if name != "shard"] or ["index"])
         shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
         return self.mask(table.append_column("shard", shard))

@@ -41,7 +41,7 @@ KINDS = {"shard": TEXT} | {name: _kind(stored) for name, (stored, _) in READ_BY_
 
 
 def column(name: str, at: int) -> Term:
-    """A column of the weight table."""
+    """Make the term of a column of the weight table."""
 
     def of(table: pa.Table) -> Any:
         values = table[name]
@@ -63,7 +63,7 @@ COMPARE = {
 
 
 def apply(kind: str, function: Callable[..., Any], *terms: Term) -> Term:
-    """A term whose value is the function of the values of other terms."""
+    """Make a term whose value is a function of the values of other terms."""
     return Term(kind, lambda table: function(*(term.of(table) for term in terms)), terms[0].at)
 
 
@@ -77,18 +77,18 @@ def opposite(term: Term) -> Term:
 
 
 def compare(terms: Sequence[Term], signs: Sequence[str]) -> Term:
-    """`a < b <= c`: the comparisons of all neighbouring terms, joined by `and`."""
+    """Compare all neighbouring terms of `a < b <= c`, joined by `and`."""
     pairs = zip(signs, terms, terms[1:], strict=False)
     return all_of([apply(CONDITION, COMPARE[sign], left, right) for sign, left, right in pairs])
 
 
 def all_of(terms: Sequence[Term]) -> Term:
-    """False if one term is false, null if one is unknown, else true."""
+    """Join terms by `and`: false if one term is false, null if one is unknown, else true."""
     return apply(CONDITION, lambda *values: reduce(pc.and_kleene, values), *terms)
 
 
 def any_of(terms: Sequence[Term]) -> Term:
-    """True if one term is true, null if one is unknown, else false."""
+    """Join terms by `or`: true if one term is true, null if one is unknown, else false."""
     return apply(CONDITION, lambda *values: reduce(pc.or_kleene, values), *terms)
 
 
@@ -106,7 +106,7 @@ def arithmetic(terms: Sequence[Term], signs: Sequence[str]) -> Term:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """The remainder with the sign of the divisor, as in Python."""
+    """Compute the remainder with the sign of the divisor, as in Python."""
     given = [np.array(x.as_py(), np.float64) if isinstance(x, pa.Scalar) else x.to_numpy() for x in (a, b)]
     with np.errstate(all="ignore"):
         left = np.mod(*given)
@@ -139,7 +139,7 @@ def contains(flags: Term, test: Callable[[Any], Any]) -> Term:
 
 
 def like(term: Term, pattern: str) -> Term:
-    """SQL's LIKE: `%` is any run of characters, `_` any one character. For flags: whether one of them matches."""
+    """Apply SQL's LIKE: `%` is any run of characters, `_` any one character. For flags: whether one of them matches."""
     if term.kind == FLAGS:
         return contains(term, lambda flat: pc.match_like(flat, pattern))
     return apply(CONDITION, lambda values: pc.match_like(values, pattern), term)

@@ -90,7 +90,7 @@ def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> Non
 def _columns(
     run: RunFolder, stem: str, table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder"
 ) -> dict[str, Any]:
-    """All score columns of one table; null for scores that were not learned."""
+    """Make all score columns of one table; null for scores that were not learned."""
     columns: dict[str, Any] = {name: pa.nulls(len(table), kind) for name, kind in SCORE_COLUMNS.items()}
     ok = pc.equal(table["status"], "ok").to_numpy()
     if scores.pairs:
@@ -118,7 +118,7 @@ def _pair_quality(run: RunFolder, stem: str, table: pa.Table, pool: RunPool | No
 
 
 def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -> dict[str, Any]:
-    """Label columns; a sample with a judged pair is clean if both are, with the smaller of the two probabilities."""
+    """Make label columns; a sample with a judged pair is clean if both are, with the smaller of the two probabilities."""
     known = np.isfinite(labels.columns["label_quality"][rows])
     columns: dict[str, Any] = {}
     for name, values in labels.columns.items():
@@ -141,7 +141,7 @@ def _probability(columns: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> list[list[str]]:
-    """Flags of reading, then those of this scoring; flags of an earlier scoring are dropped."""
+    """List flags of reading, then flags of this scoring; flags of an earlier scoring are dropped."""
     kept = [
         [f for f in flags or [] if f not in LEARNED_FLAGS and not f.startswith("duplicate_of:")]
         for flags in table["flags"].to_pylist()

@@ -175,7 +175,7 @@ def labels_unknown(facts: Mapping[str, Any]) -> bool:
 
 
 def unknown_labels(facts: Mapping[str, Any]) -> str:
-    """The warning if `labels_unknown`."""
+    """Return the warning for `labels_unknown`."""
     return (
         f"between none and {facts['noise_interval'][1]:.0%} of the labels are wrong: the embeddings hardly tell the classes "
         "apart, or there are too few labels; do not drop samples by clean"
@@ -204,7 +204,7 @@ def unknown_noise(calibration: PairCalibration) -> str:
 
 
 def unknown_data(model: str, calibration: PairCalibration) -> str:
-    """The warning if `tells_nothing`."""
+    """Return the warning for `tells_nothing`."""
     if calibration.pairs < FEW_PAIRS:
         return (
             f"{calibration.pairs:,} pairs are too few to tell how many are wrong and what P(clean) means; "
@@ -244,7 +244,7 @@ def calibration_warning(model: str, calibration: PairCalibration, beta: float | 
 
 
 def describe_group(calibration: PairCalibration, beta: float | None = None) -> str | None:
-    """The warning about likely right pairs that lie apart from the others; None if none do, or if the cut at β drops them."""
+    """Return the warning about a separate group of likely right pairs; None if there is none, or the cut at β drops it."""
     if not calibration.apart_share or (beta is not None and beta >= round(calibration.apart_below, 3)):
         return None
     share, below = percent(calibration.apart_share), f"{calibration.apart_below:.3f}"
@@ -256,7 +256,7 @@ def describe_group(calibration: PairCalibration, beta: float | None = None) -> s
 
 
 def hours_for(pairs: float, per_second: float) -> float:
-    """Hours that `pairs` take at a rate.
+    """Compute the hours that `pairs` take at a rate.
 
     >>> round(hours_for(1e9, 566_435 / 153), 2)  # OSA's own figure for a billion pairs on one GPU
     75.03

@@ -57,7 +57,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def summary_text(summary: Summary) -> str:
-    """The rows as text, with warnings below."""
+    """Format the rows as text, with warnings below."""
     lines = [f"{name:<21}  {value}".rstrip() for name, value in summary_rows(summary)]
     return "\n".join([*lines, *(f"note: {warning}" for warning in summary.warnings), f"tables: {summary.out}"])
 
@@ -92,7 +92,7 @@ def _count_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts about pairs that are judged by their neighbourhoods."""
+    """List facts about pairs that are judged by their neighbourhoods."""
     calibration, expected = facts["calibration"], facts["expected"]
     if tells_nothing(fitted := PairCalibration.from_dict(calibration)):
         return [("estimated noise", f"{unknown_noise(fitted)}, by neighbourhoods")]
@@ -106,7 +106,7 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
-    """Facts about the labels; `alone` if only they decide what is clean."""
+    """List facts about the labels; `alone` if only they decide what is clean."""
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])

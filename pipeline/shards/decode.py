@@ -78,7 +78,7 @@ def open_image(data: bytes, limits: Limits) -> Image.Image:
 
 
 def stated_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a PNG or GIF by its first bytes; None for others.
+    """Read width and height of a PNG or GIF from its first bytes; None for other formats.
 
     >>> stated_size(b"GIF89a" + (300).to_bytes(2, "little") + (200).to_bytes(2, "little"))
     (300, 200)

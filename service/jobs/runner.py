@@ -175,7 +175,7 @@ class JobRunner:
     async def events(
         self, job_id: str, after: int, closing: asyncio.Event, heartbeat: float = HEARTBEAT_SECONDS
     ) -> AsyncIterator[JobEvent | None]:
-        """Events after number `after`, starting with the present state; ends with `done` or at shutdown. None: heartbeat.
+        """Yield events after number `after`, first the present state; end with `done` or at shutdown. None: heartbeat.
 
         A slow reader may miss intermediate states, never the last one.
         """

@@ -168,7 +168,7 @@ class JobStore:
         return next(iter(self._jobs("where name = ?", [name])), None)
 
     def latest(self, limit: int, skip: int = 0) -> list[Job]:
-        """The newest jobs but `skip`, oldest first."""
+        """Return the newest jobs except the `skip` newest, oldest first."""
         return self._jobs("order by number desc limit ? offset ?", [limit, skip])[::-1]
 
     def names(self, state: State) -> list[str]:

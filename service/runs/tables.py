@@ -73,7 +73,7 @@ class Filters:
     where: str | None = None
 
     def rules(self) -> list[Where]:
-        """The conditions as rules of `noisegate.pipeline.runs.where`; raises ConfigError for an invalid `where`.
+        """Return the conditions as rules of `noisegate.pipeline.runs.where`; raise ConfigError for an invalid `where`.
 
         >>> [rule.text for rule in Filters(low=0.5, key="it's").rules()]
         ['clean_probability >= 0.5', "key like '%it''s%'"]
@@ -176,7 +176,7 @@ class RunTables:
             return self._cached("overview", self._overview)
 
     def histogram(self, column: str, filters: Filters, bins: int = 50) -> Bins | None:
-        """At most `bins` bins of a round width, with an edge at the column's cut; None if no row has a value."""
+        """Count rows in at most `bins` bins of a round width, with an edge at the column's cut; None if no row has a value."""
         if column not in NUMBERS:
             raise ConfigError.of("column", column, f"holds no numbers; use one of {', '.join(NUMBERS)}")
         rules = filters.rules()

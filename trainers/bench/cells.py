@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Digest of the settings and of all defaults; a result with another digest is trained again.
+        """Compute the digest of the settings and of all defaults; a cell whose result has another digest is trained again.
 
         Values that a method chooses for null settings, and the data itself, are not part of it. Raise ConfigError for invalid
         settings.

@@ -29,7 +29,7 @@ class Protocol:
     version: int = 1  # part of the hash; raise it when the same seed no longer gives the same noise
 
     def settings(self, **given: object) -> dict[str, Value]:
-        """All parameters in order, given or default.
+        """Return all parameters in order, given or default.
 
         >>> PROTOCOLS["symmetric"].settings(seed=7, rate=1, classes=10)
         {'rate': 1.0, 'classes': 10, 'inclusive': False, 'seed': 7}

@@ -148,7 +148,7 @@ def class_names() -> list[str]:
 
 
 def scene_class(scene: Scene) -> int:
-    """Id of the scene's class: its place in `class_names()`.
+    """Return the id of the scene's class: its place in `class_names()`.
 
     >>> class_names()[scene_class(Scene(Group("star", "blue", "small", "top", 3), "black"))]
     'blue star'

@@ -158,7 +158,7 @@ def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
 
 
 def _auroc(score: Float64, noise: Mask) -> tuple[float, str]:
-    """(AUROC, reason for NaN or ''), from average ranks (Mann-Whitney)."""
+    """Compute (AUROC, reason for NaN or '') from average ranks (Mann-Whitney)."""
     known = ~np.isnan(score)
     score, noise = score[known], noise[known]
     negatives = int(noise.sum())
@@ -199,7 +199,7 @@ def best_cut(scores: ArrayLike, noisy: ArrayLike) -> BestCut:
 
 
 def osa_acc(weights: ArrayLike, noisy: ArrayLike) -> float:
-    """Share of the clean pairs with w > 0, OSA 4.5's "Acc" (it is the clean recall); NaN without clean pairs.
+    """Compute the share of clean pairs with w > 0, OSA 4.5's "Acc" (the clean recall); NaN without clean pairs.
 
     >>> osa_acc([.1, 0., .2, 0.], [False, False, True, True])
     0.5
@@ -210,7 +210,7 @@ def osa_acc(weights: ArrayLike, noisy: ArrayLike) -> float:
 
 
 def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
-    """Share of the noisy pairs without w > 0, OSA 4.5's "Recall" (it is the noise recall); NaN without noisy pairs.
+    """Compute the share of noisy pairs without w > 0, OSA 4.5's "Recall" (the noise recall); NaN without noisy pairs.
 
     >>> osa_recall([.1, 0., .2, 0.], [False, False, True, True])
     0.5
@@ -220,7 +220,7 @@ def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
 
 
 def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
-    """Share of the samples whose corrected label is the true class (TANGO supplement 9.3).
+    """Compute the share of samples whose corrected label is the true class (TANGO supplement 9.3).
 
     corrected: (N,) class or (N, C) soft labels (argmax is taken; a row with NaN is wrong); truth: (N,) class, -1 where
     unknown (left out).

@@ -53,7 +53,7 @@ def count(amount: int, noun: str) -> str:
 def headline(
     run: RunFolder, data: ReportData, view: ScoreView, metadata: Mapping[str, Any], missing: str | None
 ) -> dict[str, Any]:
-    """Title, the one to three sentences that matter most, and four figures."""
+    """Make the title, the one to three most important sentences, and four figures."""
     rate, interval = noise_rate(view, metadata)
     failed = data.rows - data.statuses["ok"]
     labels = metadata.get("labels") if view.noun == "pair" else None  # labels that were scored in addition to the pairs

@@ -272,6 +272,6 @@ def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[s
 
 
 def floats(table: pa.Table, name: str) -> Float32:
-    """A column as float32 with NaN for null."""
+    """Convert a column to float32 with NaN for null."""
     values: Float32 = table[name].cast(pa.float32()).to_numpy(zero_copy_only=False).astype(np.float32)
     return values
