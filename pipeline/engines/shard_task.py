@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import AllFailedError, ConfigError, MismatchError
 from noisegate.pipeline.estimators.base import Estimator, own_temperature
+from noisegate.pipeline.estimators.light_import import leave_out_pandas
 from noisegate.pipeline.pairs.scorer import encode_samples
 from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings, write_embeddings
 from noisegate.pipeline.runs.resume import failed_rows
@@ -193,6 +194,7 @@ def encode_shards(
     A thread iterates over `shards`, which may block; `no_more` must unblock it. Raises ConfigError at the first label
     without a class name.
     """
+    leave_out_pandas()
     run = RunFolder(task.out, Mirror(Store(task.store), task.out) if task.store else None)
     workers = default_workers() if task.workers is None else task.workers
     retry: dict[str, set[int]] = {}

@@ -42,3 +42,18 @@ def test_annotate_is_imported_without_what_only_its_end_or_other_commands_need()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     late = {"torch", "scipy.optimize", "scipy.stats", "sklearn", "pandas", "transformers", "noisegate.pipeline.inspect"}
     assert not late & set(done.stdout.split())
+
+
+def test_pyarrow_does_not_bring_pandas_and_converts_to_it_all_the_same() -> None:
+    code = """
+import sys
+import pyarrow as pa
+from noisegate.pipeline.estimators.light_import import leave_out_pandas
+leave_out_pandas()
+pa.array(["a"])
+print("pandas" in sys.modules, pa.table({"key": ["a"]}).to_pandas()["key"].tolist())
+"""
+    for variables, expected in (({EMBED_ONLY: "1"}, "False ['a']"), ({EMBED_ONLY: ""}, "True ['a']")):
+        environment = {**os.environ, **variables}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.strip() == expected
