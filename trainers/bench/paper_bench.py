@@ -311,13 +311,18 @@ def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
     wanted = [config["data"]["shards"], config["data"]["eval_shards"]]
     missing = [pattern for pattern in wanted if not _find_tars(pattern)]
     if missing:
-        commands = "\n  ".join(line.replace(f"{DATA}/", f"{data}/") for line in found.convert)
-        raise ConfigError(
-            f"{preset.name} ({preset.summary}): there are no shards {' and no '.join(missing)}; make them from the usual "
-            f"download; its files are listed by `noisegate convert {preset.name} --help`:\n  {commands}",
-            "data",
-            str(data),
-        )
+        problem = f"there are no shards {' and no '.join(missing)}; {describe_source(preset, setup, data)}"
+        raise ConfigError(f"{preset.name} ({preset.summary}): {problem}", "data", str(data))
+
+
+def describe_source(preset: PaperPreset, setup: str, data: str | Path = DATA) -> str:
+    """How to get the files that a preset reads, as the end of a message."""
+    given = preset.arrays or preset.labelled
+    if given is not None:
+        return given.get
+    commands = "\n  ".join(line.replace(f"{DATA}/", f"{data}/") for line in preset.find_setup(setup).convert)
+    listed = f"its files are listed by `noisegate convert {preset.name} --help`"
+    return f"make them from the usual download; {listed}:\n  {commands}"
 
 
 def make_noisy_shards(

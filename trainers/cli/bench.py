@@ -92,7 +92,7 @@ def bench(
     {warmup: 2}}}[/] in mine.yaml: [cyan]noisegate bench --preset mine.yaml --methods lnc,lnc@mine[/]
     """
     require_extra("trainers", "noisegate bench")
-    from noisegate.trainers.bench.paper_bench import paper_presets
+    from noisegate.trainers.bench.paper_bench import describe_source, load_paper_preset, paper_presets
     from noisegate.trainers.bench.preset_files import preset_names
 
     output = Output(as_json)
@@ -109,7 +109,9 @@ def bench(
         if value and not papers:
             raise ConfigError.of(name, value, "is for data sets of the papers, as --preset flickr30k; leave it out")
     if papers and data is None:
-        raise ConfigError(f"data is not given; --preset {papers[0]} needs the folder of its shards", "data")
+        first = load_paper_preset(papers[0])
+        source = describe_source(first, setup or next(iter(first.setups)))
+        raise ConfigError(f"data is not given; --preset {papers[0]} needs the folder of its shards: {source}", "data")
     if papers and quick:
         raise ConfigError.of("quick", True, "is for drawn scenes; use --set loop.max_steps=100 --methods baseline,osa")
     scenes = plan_scenes([name for name in names if name not in papers], choices, quick)

@@ -272,6 +272,14 @@ def test_missing_shards_are_answered_with_the_commands_that_make_them(tmp_path: 
         run_paper_bench(load_paper_preset("webvision"), "regions", tmp_path, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", paper_presets())
+def test_every_preset_says_how_to_get_its_files(name: str) -> None:
+    with refused("data") as caught:
+        CliRunner().invoke(app, ["bench", "--preset", name], catch_exceptions=False)
+    given = {"flickr8k": "train_ims.npy", "cifar10n": "cifar10n-features.npz"}
+    assert given.get(name, f"noisegate convert {name} SOURCE") in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("words", "setting", "value"),
     [
