@@ -179,7 +179,8 @@ class Loop:
         """Return whether loop.patience is used up; never before the last piece of a method that restarts."""
         state, patience = self.state, self.config.loop.patience
         start, epochs, _ = state.course or (0, self.epochs, 0.0)
-        return patience is not None and state.waited >= patience and start + epochs >= self.epochs
+        is_last = start + epochs >= self.epochs and state.epoch > self.method.finding_epochs()
+        return patience is not None and state.waited >= patience and is_last
 
     def _reached_max_steps(self) -> bool:
         most = self.config.loop.max_steps

@@ -300,6 +300,10 @@ class Method(ABC):
         """Return the number of epochs, given loop.epochs as `wanted`."""
         return wanted
 
+    def finding_epochs(self) -> int:
+        """First epochs that only find the clean samples, for new weights to learn from: loop.patience does not end them."""
+        return 0
+
     # --- an epoch ----------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, run: Run) -> None: ...

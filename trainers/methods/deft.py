@@ -80,6 +80,9 @@ class Deft(Method):
             raise ConfigError.of("method.detect", self.detect, problem)
         return wanted
 
+    def finding_epochs(self) -> int:
+        return self.detect
+
     def prepare(self, run: Run) -> None:
         target = run.network()
         if target.classes is None or target.config.head != "prompts":

@@ -139,6 +139,9 @@ class Aum(Method):
             raise ConfigError.of("method.warmup", self.turn, problem)
         return wanted
 
+    def finding_epochs(self) -> int:
+        return 2 * self.turn
+
     def prepare(self, run: Run) -> None:
         target = run.network()
         assert target.classes is not None

@@ -26,7 +26,7 @@ from noisegate.pipeline.system import Float32, Floats, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, knows_classes
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, check_warmup, knows_classes
 from .mixup import mixup, one_hot
 
 
@@ -63,6 +63,10 @@ class Ssr(Method):
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
         self.weights = np.zeros(0, np.float32)
+
+    def epochs(self, wanted: int) -> int:
+        check_warmup(self.config.warmup, wanted, wanted // 4)
+        return wanted
 
     def prepare(self, run: Run) -> None:
         self.labels = np.full(run.total_rows, -1, np.int64)

@@ -37,7 +37,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, knows_classes
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup, knows_classes
 from .mixup import mixup, one_hot
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
@@ -90,6 +90,10 @@ class Tango(Method):
         if "prompts" in config.model_fields_set or config.anchors is not None or config.from_scratch:
             return config
         return config.model_copy(update={"prompts": TEMPLATES})
+
+    def epochs(self, wanted: int) -> int:
+        check_warmup(self.config.warmup, wanted, wanted // 4)
+        return wanted
 
     def prepare(self, run: Run) -> None:
         """Use the table's anchors as classes in the evaluation too."""

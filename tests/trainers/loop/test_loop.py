@@ -229,6 +229,21 @@ def test_patience_waits_for_the_last_piece(scored: Path, tmp_path: Path) -> None
     assert (result.epochs, result.best_epoch, result.over) == (4, 3, "no better rsum for 1 evaluation")
 
 
+@pytest.mark.parametrize(("how", "epochs"), [({"name": "aum", "warmup": 2}, 6), ({"name": "deft", "detect": 4}, 5)])
+def test_patience_waits_until_the_clean_samples_are_found(
+    scored: Path, tmp_path: Path, how: dict[str, Any], epochs: int
+) -> None:
+    """AUM's two turns take four epochs, after which new weights are measured twice; DeFT finds nothing, and goes on."""
+    target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
+    config = settings(
+        scored, tmp_path, method=how, target=target, task={"name": "classification"}, optimizer__lr=1e-30,
+        loop={"epochs": 8, "patience": 1, "device": "cpu"},
+    )  # fmt: skip
+    result = train(config, quiet=True)
+    assert result.epochs == epochs
+    assert result.over.startswith("no better accuracy")
+
+
 def test_the_average_is_what_is_measured(scored: Path, baseline: TrainResult, tmp_path: Path) -> None:
     averaged = train(settings(scored, tmp_path, "baseline", loop__epochs=1, loop__ema=0.999), quiet=True)
     assert curve(averaged.folder) == curve(baseline.folder)

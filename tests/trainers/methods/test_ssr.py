@@ -187,6 +187,16 @@ def test_loss_is_weighted_cross_entropy_of_mixed_pictures() -> None:
     assert len(set(weights.tolist())) > 1
 
 
+def test_a_warm_up_of_all_epochs_is_refused() -> None:
+    for name in ("ssr", "tango"):
+        method = build_method(
+            TrainConfig.parse({"method": {"name": name, "warmup": 5}, "task": {"name": "classification"}})
+        )
+        with refused("method.warmup", 5):
+            method.epochs(5)
+        assert method.epochs(6) == 6
+
+
 def test_labels_only() -> None:
     with refused("task.name", "retrieval"):
         build_method(TrainConfig.parse({"method": {"name": "ssr"}}))
