@@ -109,14 +109,30 @@ class PairCalibration:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> PairCalibration:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; raises ConfigError for what that never wrote, since tables may be damaged."""
         missing = [field.name for field in fields(cls) if field.name not in plain and field.default is MISSING]
         if missing:
             raise ConfigError.of("calibration", missing, "are missing; give what PairCalibration.to_dict() wrote")
         values = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         values = {name: np.nan if value is None else value for name, value in values.items()}
+        if wrong := _find_wrong(values):
+            raise ConfigError.of("calibration", wrong, "is damaged; run the command that made it again")
         return cls(**values)
+
+
+def _find_wrong(values: Mapping[str, Any]) -> str | None:
+    """The name of a field that is no text, number or curve as it should be; None if all are."""
+    sizes = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
+    lengths = {"noise_interval": 2, **dict.fromkeys(("knots", "clean", "kept", "kept_clean"), sizes.get("knots", 0))}
+    lengths |= dict.fromkeys(("cosines", "cosine_kept", "cosine_clean"), sizes.get("cosines", 0))
+    for name, value in values.items():
+        kind = str if name in ("method", "score") else tuple if name in lengths else (int, float)
+        if not isinstance(value, kind) or (isinstance(value, tuple) and len(value) != lengths[name]):
+            return name
+        if isinstance(value, tuple) and not all(isinstance(number, int | float) for number in value):
+            return name
+    return None if values["knots"] else "knots"
 
 
 def _expect(cut: float, places: Float64, kept: Float64, kept_clean: Float64) -> Expected:

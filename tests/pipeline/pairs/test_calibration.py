@@ -146,6 +146,16 @@ def test_survives_json_and_refuses_a_damaged_one() -> None:
     del damaged["knots"]
     with refused("calibration", ["knots"]):
         PairCalibration.from_dict(damaged)
+    for named, name, value in (
+        ("clean", "knots", calibration.to_dict()["knots"][:-1]),  # then the other curves are too long
+        ("cosine_kept", "cosines", [0.1, 0.2]),
+        ("clean", "clean", ["x"] * len(calibration.clean)),
+        ("noise_interval", "noise_interval", [0.1]),
+        ("noise_rate", "noise_rate", "much"),
+        ("method", "method", 3),
+    ):
+        with refused("calibration", named):
+            PairCalibration.from_dict(calibration.to_dict() | {name: value})
 
 
 def test_same_seed_same_calibration() -> None:
