@@ -23,10 +23,10 @@ from .random_access import load_index as load_index
 from .random_access import read_samples as read_samples
 from .random_access import save_index as save_index
 from .read import IMAGE_PARTS as IMAGE_PARTS
-from .read import MAX_PART_BYTES as MAX_PART_BYTES
 from .read import READ_PARTS as READ_PARTS
 from .read import RawSample as RawSample
 from .read import ShardReader as ShardReader
+from .read import part_limit as part_limit
 from .resize import resize_pixels as resize_pixels
 from .workers import Decoded as Decoded
 from .workers import DecodePool as DecodePool

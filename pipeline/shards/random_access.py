@@ -18,10 +18,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import whole_path
 
 from .locate import Shard
-from .read import IMAGE_PARTS, RawSample, ShardReader, is_read
+from .read import IMAGE_PARTS, RawSample, ShardReader, is_read, part_limit
 
 PARTS = (*IMAGE_PARTS, "txt", "json", "cls", "npy")  # what scoring and training may read; an index has only these
 _GZIP = b"\x1f\x8b"
@@ -34,15 +35,17 @@ def is_compressed(shard: Shard) -> bool:
         return stream.read(2) == _GZIP
 
 
-def read_samples(shard: Shard, positions: Collection[int], parts: Collection[str] | None = None) -> Iterator[RawSample]:
+def read_samples(
+    shard: Shard, positions: Collection[int], parts: Collection[str] | None = None, limits: Limits | None = None
+) -> Iterator[RawSample]:
     """Yield the samples at these positions in the order of the shard; nothing after the last of them is read.
 
     From a local uncompressed tar, only headers and the wanted samples are read, and only their `parts` if given.
-    Raises ShardError.
+    Parts beyond `limits` are left out. Raises ShardError.
     """
     last = max(positions)
     if shard.is_remote or is_compressed(shard):
-        with closing(iter(ShardReader(shard))) as samples:
+        with closing(iter(ShardReader(shard, limits=limits))) as samples:
             for raw in samples:
                 if raw.index in positions:
                     yield raw
@@ -53,7 +56,8 @@ def read_samples(shard: Shard, positions: Collection[int], parts: Collection[str
         for raw in samples:
             if raw.index in positions:
                 for part, (offset, size) in raw.places.items():
-                    if is_read(part, size) and (parts is None or part in parts):
+                    fits = is_read(part, size) and size <= part_limit(part, limits)
+                    if fits and (parts is None or part in parts):
                         file.seek(offset)
                         raw.parts[part] = file.read(size)
                 yield raw

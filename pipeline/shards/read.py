@@ -20,7 +20,7 @@ MISSING = ".missing"  # ending of a part that a folder or table could not provid
 READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls", MISSING[1:]))
 MAX_PART_BYTES = 256_000_000  # of a sample's parts together; chosen; parts beyond this are skipped
 MAX_JSON_BYTES = 4_000_000  # parsed JSON takes up to 27 times as much memory (lists in lists)
-MAX_LABEL_BYTES = 4_096
+MAX_LABEL_BYTES = 4_096  # also of the reason why a part is missing
 MAX_PARTS = 1_000  # of one sample; further parts are neither read nor named
 
 
@@ -71,7 +71,9 @@ def part_limit(part: str, limits: Limits | None) -> int:
         return min(limits.max_image_bytes, MAX_PART_BYTES)
     if part == "txt":
         return min(4 * limits.max_text_chars + 3, MAX_PART_BYTES)  # UTF-8, with a byte-order mark
-    return {"json": MAX_JSON_BYTES, "cls": MAX_LABEL_BYTES}.get(part, MAX_PART_BYTES)
+    if part == "cls" or part.endswith(MISSING):
+        return MAX_LABEL_BYTES
+    return MAX_JSON_BYTES if part == "json" else MAX_PART_BYTES
 
 
 def is_read(part: str, size: int) -> bool:

@@ -19,7 +19,6 @@ from noisegate.pipeline.inspect.report import thumbnail
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards import (
     FORMATS,
-    MAX_PART_BYTES,
     READ_PARTS,
     BadSample,
     RawSample,
@@ -29,6 +28,7 @@ from noisegate.pipeline.shards import (
     decode_text,
     index_samples,
     is_compressed,
+    part_limit,
     read_samples,
 )
 
@@ -36,7 +36,8 @@ from .tables import RunTables
 
 RUNS = 32  # most runs whose tables are cached
 PICTURES = 32 << 20  # most bytes of cached small pictures
-DECODERS = 2  # pictures decoded at a time: a large picture takes hundreds of megabytes
+DECODERS = 2  # pictures read and decoded at a time: a large picture takes hundreds of megabytes
+READERS = 2  # pages of captions read at a time: a hostile shard takes up to 100 MB for each
 SHARDS_REMEMBERED = 64  # shard indexes kept; about a megabyte per 10,000 samples
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
@@ -59,9 +60,9 @@ class Browser:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._decoding = threading.BoundedSemaphore(DECODERS)
+        self._decoding, self._reading = threading.BoundedSemaphore(DECODERS), threading.BoundedSemaphore(READERS)
         self._runs: OrderedDict[Path, RunTables] = OrderedDict()
-        self._samples = ShardSamples()
+        self._samples = ShardSamples(limits)
         self._pictures: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._size = 0
 
@@ -92,9 +93,10 @@ class Browser:
                 found |= dict.fromkeys(places, error)
                 continue
             samples = self._samples.read_many(tables.run.path, url, [rows[place] for place in places])
-            for number, raw in samples:
-                reading = tables.recorded()["reading"]
-                found[places[number]] = raw if isinstance(raw, SampleGone) else caption_of(raw, reading)
+            reading = tables.recorded()["reading"]
+            with self._reading:
+                for number, raw in samples:
+                    found[places[number]] = raw if isinstance(raw, SampleGone) else caption_of(raw, reading)
         return [found[place] for place in range(len(rows))]
 
     def small(self, tables: RunTables, row: Mapping[str, Any], side: int) -> bytes:
@@ -105,18 +107,16 @@ class Browser:
             if found is not None:
                 self._pictures.move_to_end(name)
                 return found
-        raw = self._raw(tables, row)
         with self._decoding:
-            made = small_picture(raw, self._limits, side)
+            made = small_picture(self._raw(tables, row), self._limits, side)
         if row["image_sha256"]:
             self._keep(name, made)
         return made
 
     def original(self, tables: RunTables, row: Mapping[str, Any]) -> tuple[bytes, str]:
         """Return the picture's bytes from the shard, with their media type; raise SampleGone or NoPicture."""
-        raw = self._raw(tables, row)
         with self._decoding:
-            return original(raw, self._limits)
+            return original(self._raw(tables, row), self._limits)
 
     def _raw(self, tables: RunTables, row: Mapping[str, Any]) -> RawSample:
         return self._samples.read(tables.run.path, _find_url(tables, row["shard"]), row)
@@ -132,9 +132,10 @@ class Browser:
 
 
 class ShardSamples:
-    """Read raw samples by shard and position; keep the indexes of the shards read last."""
+    """Read raw samples by shard and position, without parts beyond `limits`; keep the indexes of the shards read last."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, int, int], pa.Table | None] = OrderedDict()
 
@@ -155,7 +156,7 @@ class ShardSamples:
         path = None if virtual else _find_local(folder, url)
         if path is not None or virtual:
             try:
-                for raw in self._samples(path, list(left)) if path else read_samples(Shard(url), list(left)):
+                for raw in self._samples(path, list(left)) if path else self._read(url, list(left)):
                     if _is_same(raw, rows[left[raw.index]]):
                         yield left.pop(raw.index), raw
                 reason, changed = "is not the one that was scored", True
@@ -165,15 +166,21 @@ class ShardSamples:
             sample = f"sample {index} of " if changed else ""
             yield place, SampleGone(f"{sample}shard {stem} {reason}", changed)
 
+    def _read(self, url: str, positions: Sequence[int]) -> Iterator[RawSample]:
+        return read_samples(Shard(url), positions, limits=self._limits)
+
     def _samples(self, path: Path, positions: Sequence[int]) -> Iterator[RawSample]:
         table = self._index(path)
         if table is None:
-            yield from read_samples(Shard(str(path)), positions)
+            yield from self._read(str(path), positions)
             return
         samples = TarSamples(path, table, path.name)
         try:
             for index in sorted(position for position in positions if position < len(table)):
-                yield RawSample(samples.key(index), index, samples.read(index, READ_PARTS, MAX_PART_BYTES))
+                parts: dict[str, bytes] = {}
+                for part in READ_PARTS:
+                    parts |= samples.read(index, (part,), part_limit(part, self._limits))
+                yield RawSample(samples.key(index), index, parts)
         finally:
             samples.close()
 
@@ -225,7 +232,7 @@ def caption_of(raw: RawSample, reading: Mapping[str, Any]) -> str | None:
 def small_picture(raw: RawSample, limits: Limits, side: int) -> bytes:
     """Make a JPEG of at most `side` pixels wide and high, upright and without metadata; raise NoPicture."""
     try:
-        picture = thumbnail(decode_image(_image(raw), limits), side)
+        picture = thumbnail(decode_image(_image(raw, limits), limits), side)
     except BadSample as error:
         raise NoPicture(f"the picture cannot be shown: {error}") from error
     data = io.BytesIO()
@@ -235,7 +242,7 @@ def small_picture(raw: RawSample, limits: Limits, side: int) -> bytes:
 
 def original(raw: RawSample, limits: Limits) -> tuple[bytes, str]:
     """Return the picture's own bytes and their media type, one of the known formats; raise NoPicture."""
-    data = _image(raw)
+    data = _image(raw, limits)
     try:
         decode_image(data, limits)  # decode all of it: bytes that do not decode are not a picture
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -244,7 +251,7 @@ def original(raw: RawSample, limits: Limits) -> tuple[bytes, str]:
         raise NoPicture(f"the picture cannot be shown: {error}") from error
 
 
-def _image(raw: RawSample) -> bytes:
+def _image(raw: RawSample, limits: Limits) -> bytes:
     if raw.image is None:
-        raise NoPicture("the sample has no picture")
+        raise NoPicture(f"the sample has no picture of at most {limits.max_image_bytes:,} bytes")
     return raw.image

@@ -17,7 +17,7 @@ from noisegate import read_table
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.export import export
 from noisegate.pipeline.inspect.verify import verify
-from noisegate.pipeline.settings import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.random_access import read_samples
@@ -142,7 +142,7 @@ def test_what_comes_after_works_on_a_folder(photos: Path) -> None:
     texts = [text for batch in loader for text in batch.texts]
     assert sorted(texts) == sorted(sample(number)[1] for number in range(COUNT))
     row = read_table(photos / "out").slice(3, 1).to_pylist()[0]
-    raw = ShardSamples().read(photos / "out", find_shards(folder)[0].url, row)
+    raw = ShardSamples(Limits()).read(photos / "out", find_shards(folder)[0].url, row)
     assert (raw.key, raw.parts["png"]) == ("003", sample(3)[0])
     (Path(folder) / "001.txt").write_text("number 1 is brown")
     assert score(folder, photos / "out").encoded == COUNT  # the shard is another one now

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def scored(folder: Path, name: str = "x.tar") -> tuple[Path, list[dict[str, Any]
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_every_position_gives_its_sample(tmp_path: Path, name: str) -> None:
     path, rows = scored(tmp_path, name)
-    samples, whole = ShardSamples(), list(ShardReader(Shard(str(path))))
+    samples, whole = ShardSamples(Limits()), list(ShardReader(Shard(str(path))))
     for place in (11, 0, 5):
         raw = samples.read(tmp_path / "tables", str(path), rows[place])
         assert (raw.key, raw.parts) == (whole[place].key, whole[place].parts)
@@ -61,7 +62,7 @@ def test_captions_of_a_page_read_a_compressed_shard_once(tmp_path: Path, monkeyp
 
 def test_a_relative_shard_is_found_beside_the_run(tmp_path: Path) -> None:
     _, rows = scored(tmp_path)
-    assert ShardSamples().read(tmp_path / "tables", "shards/x.tar", rows[3]).key == "00003"
+    assert ShardSamples(Limits()).read(tmp_path / "tables", "shards/x.tar", rows[3]).key == "00003"
 
 
 def test_a_shard_that_is_gone_or_far_away(tmp_path: Path) -> None:
@@ -69,13 +70,13 @@ def test_a_shard_that_is_gone_or_far_away(tmp_path: Path) -> None:
     path.unlink()
     for url in (str(path), "https://host/x.tar", "s3://bucket/x.tar"):
         with pytest.raises(SampleGone, match="shard x is not where it was") as raised:
-            ShardSamples().read(tmp_path / "tables", url, rows[0])
+            ShardSamples(Limits()).read(tmp_path / "tables", url, rows[0])
         assert not raised.value.changed and str(tmp_path) not in str(raised.value)
 
 
 def test_a_shard_that_changed_shows_nothing_else(tmp_path: Path) -> None:
     path, rows = scored(tmp_path)
-    samples = ShardSamples()
+    samples = ShardSamples(Limits())
     samples.read(tmp_path / "tables", str(path), rows[3])
     write_tar(path, [(name, picture("blue") if name == "00003.png" else data) for name, data in pairs(9)])
     for place, why in ((3, "other bytes"), (10, "no such sample")):
@@ -123,3 +124,26 @@ def test_limits_hold_for_pictures_too() -> None:
         small_picture(RawSample("a", 0, {"png": picture("red", (100, 100))}), Limits(max_pixels=9_999), 50)
     with pytest.raises(NoPicture, match="no picture"):
         original(RawSample("a", 0, {"txt": b"red"}), Limits())
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_parts_beyond_the_limits_are_not_read(tmp_path: Path, name: str) -> None:
+    """A shard of some kilobytes can hold pictures of hundreds of megabytes, and several clients may ask for them at once."""
+    (tmp_path / "shards").mkdir()
+    large = 32 << 20
+    write_tar(tmp_path / "shards" / "x.tar", [("a.jpg", bytes(large)), ("a.txt", b"a dog"), *pairs(3)])
+    path = tmp_path / "shards" / name
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress((tmp_path / "shards" / "x.tar").read_bytes()))
+    score([path], tmp_path / "tables")
+    tables, browser = RunTables(tmp_path / "tables"), Browser(Limits(max_image_bytes=1 << 20))
+    row = read_table(tmp_path / "tables").to_pylist()[0]
+    tracemalloc.start()
+    try:
+        for show in (lambda: browser.small(tables, row, 100), lambda: browser.original(tables, row)):
+            with pytest.raises(NoPicture, match="no picture of at most 1,048,576 bytes"):
+                show()
+        assert browser.captions(tables, [row]) == ["a dog"]
+        assert tracemalloc.get_traced_memory()[1] < large // 2
+    finally:
+        tracemalloc.stop()
