@@ -120,7 +120,7 @@ export function createBrowse(root) {
     put(form,
       probable && h("fieldset", { class: "range" }, h("legend", {}, "Chance to be right"), h("span", { class: "from-to" },
         named(f.min_probability, "At least"), h("span", { "aria-hidden": "true" }, "to"), named(f.max_probability, "At most"))),
-      field("Fate", f.clean), field("Your marks", f.review), f.status && field("Status", f.status), f.label && field("Given class", f.label),
+      field("Verdict", f.clean), field("Your marks", f.review), f.status && field("Status", f.status), f.label && field("Given class", f.label),
       h("details", { class: "more-filters" }, h("summary", {}, "More"), h("div", { class: "more-body" },
         f.flag && field("Flag", f.flag), field("Key contains", f.key), field("Rule", f.where, "as in noisegate export --where"))),
       h("div", { class: "filter-actions" }, h("button", { class: "secondary" }, "Apply"),

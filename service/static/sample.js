@@ -9,7 +9,7 @@ import { ask, neighbour } from "./score.js";
 const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "predicted_confidence", "refined_confidence"]);
 const WORDS = {
   key: "key", shard: "shard", index: "position in the shard", status: "status", error: "what was wrong",
-  similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "fate",
+  similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "verdict",
   label: "given class", label_quality: "label quality", knn_consistency: "neighbours agree", anchor_consistency: "class texts agree",
   consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood", pair_quality: "similarity above others'",
   predicted_label: "looks like", predicted_confidence: "confidence in that", refined_label: "label after repair", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",

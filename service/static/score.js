@@ -25,10 +25,11 @@ export function createScore(root, { scorer }) {
   const go = h("button", { class: "primary" }, "Score");
   const results = h("div", { class: "results", "aria-live": "polite" });
   const samples = h("p", { class: "try" });
+  const limits = h("span");
 
   put(root,
     h("h1", {}, "Does this caption fit the picture?"),
-    h("p", { class: "lead" }, "Drop a picture and write a caption. Several captions, one per line, are ranked."),
+    h("p", { class: "lead" }, "Drop a picture and write a caption. Several captions, one per line, are ranked. ", limits),
     h("div", { class: "score-grid" },
       h("div", { class: "panel" }, drop, input, samples),
       h("form", { class: "panel", onsubmit: (event) => { event.preventDefault(); run(); } },
@@ -44,6 +45,7 @@ export function createScore(root, { scorer }) {
   async function prepare() {
     try {
       state.facts = await scorer();
+      if (state.facts.identity?.model === "embedded") put(limits, "The model here, embedded, knows drawn scenes only.");
       const runs = (await get("/v1/runs")).runs.filter((one) => !one.problem);
       const before = { against: chosen("against"), classes: chosen("classes"), label: chosen("label") };
       const sets = state.facts.classes;

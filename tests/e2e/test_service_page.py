@@ -108,6 +108,7 @@ def test_the_right_caption_ranks_first(visit: Visit, folder: Path) -> None:
     picture, right = clean_sample(folder, 0)
     wrong = [clean_sample(folder, place)[1] for place in (3, 5, 8)]
     page.goto("/")
+    expect(page.locator(".lead").first).to_contain_text("The model here, embedded, knows drawn scenes only.")
     page.get_by_label("Captions, one per line").fill("\n".join([*wrong, right]))
     page.set_input_files("#picture-file", {"name": "scene.png", "mimeType": "image/png", "buffer": picture})
     ranks = page.locator(".ranks li")  # captions were there, so the picture was enough
@@ -190,7 +191,7 @@ def test_filters_narrow_the_gallery(visit: Visit, folder: Path) -> None:
     page.get_by_role("button", name="Apply").click()
     expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(likely)} samples")
     page.get_by_role("link", name="Reset").click()
-    page.get_by_label("Fate").select_option("dropped")
+    page.get_by_label("Verdict").select_option("dropped")
     expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(dropped)} samples")
     page.go_back()  # filters are part of the address
     expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(rows) - 1} samples")
