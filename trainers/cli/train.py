@@ -176,7 +176,8 @@ def evaluate_model(
         str | None, _option("--task", "retrieval, classification or image_retrieval (default: the run's).")
     ] = None,
     folds: Annotated[
-        int, typer.Option("--folds", min=1, help="Retrieval: also the mean over so many parts (COCO 1K: 5).")
+        int,
+        typer.Option("--folds", min=1, help="Retrieval: also the mean over this many parts of the data (COCO 1K: 5)."),
     ] = 1,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     as_json: JsonOption = False,
@@ -187,7 +188,9 @@ def evaluate_model(
 
     [cyan]noisegate evaluate-model runs/001-osa/last.safetensors --shards 'coco-test/*.tar' --folds 5[/]
 
-    [cyan]noisegate evaluate-model runs/001-lnc runs/002-lnc[/]: the mean similarity of both, as papers do with SGR and SAF
+    [cyan]noisegate evaluate-model runs/001-lnc runs/002-lnc --shards 'coco-test/*.tar'[/]
+
+    Several runs are measured by their mean similarity, as papers do with SGR and SAF.
 
     Retrieval: recall at 1, 5 and 10 both ways and their sum; rows with the same picture are one picture with several
     captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.

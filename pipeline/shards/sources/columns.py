@@ -39,8 +39,8 @@ def choose_columns(path: Path, schema: pa.Schema, wanted: TableColumns) -> Table
     missing = "image" if chosen.image is None else "text" if chosen.text is chosen.label is None else None
     if missing:
         flags = "--image-column" if missing == "image" else "--text-column, or --label-column"
-        problem = f"cannot be guessed: {path} has {', '.join(names)}; use {flags}"
-        raise ConfigError.of(f"{missing}_column", None, problem)
+        setting = f"{missing}_column"
+        raise ConfigError(f"{setting} cannot be guessed: {path} has {', '.join(names)}; use {flags}", setting)
     for setting, usable, what in (
         ("image", _is_picture, "paths, bytes or pictures of Hugging Face datasets"),
         ("text", _is_word, "one caption in each row"),
