@@ -36,6 +36,7 @@ from .report.pictures import CAPTION, Album, Shown, data_uri, printable, thumbna
 if TYPE_CHECKING:
     import pandas
 
+ONLY_SCENES = "embedded understands drawn scenes only; name another model for photos"
 _NAMES = ("status", "error", "similarity", "pair_quality", "osa_weight", "clean_probability", "clean")
 
 
@@ -90,9 +91,9 @@ class ScoredPairs:
             pairs = counted(self.calibration.pairs, "pair")
             chance = f"estimated noise {self.calibration.noise_rate:.0%} ({low:.0%} to {high:.0%}) of {pairs}"
             if self.calibration.apart_share:
-                chance += f", not counting {self.calibration.apart_share:.0%} that lie apart: see .notes"
+                chance += f", not counting {self.calibration.apart_share:.0%} that lie apart"
         counts = f"{counted(len(self), 'pair')}: {kept:,} kept, {ok - kept:,} dropped, {len(self) - ok:,} failed"
-        return f"<{counts}; β {self.beta:.4f}; {chance}>"
+        return f"<{counts}; β {self.beta:.4f}; {chance}{'; see .notes' if self.notes else ''}>"
 
     def to_pandas(self) -> "pandas.DataFrame":
         """As a pandas DataFrame."""
@@ -236,7 +237,10 @@ class _KeptEmbeddings:
         if fit.pool is not None:
             quality[ok] = fit.pool.quality(images, texts, cosines)
         told = fit.calibration
-        warning = calibration_warning(estimator.identity.model, told) if told else None
+        if told:
+            warning = calibration_warning(estimator.identity.model, told)
+        else:
+            warning = ONLY_SCENES if estimator.identity.model == "embedded" else None
         return Scorer(estimator, fit.beta, told, (warning,) if warning else (), fit.pool), quality
 
 

@@ -184,6 +184,7 @@ class TestCalibration:
         assert not found.calibrated and found["clean_probability"] == [None] * 20
         assert [value is None for value in found["pair_quality"]] == [True] + [False] * 19
         assert "not calibrated" in repr(found) and "20 pairs" in repr(found)
+        assert "drawn scenes only" in found.notes[0] and "see .notes" in repr(found)
 
     def test_a_model_that_cannot_tell_says_so(self) -> None:
         rng = np.random.default_rng(0)
