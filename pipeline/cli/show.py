@@ -68,7 +68,7 @@ def print_overview(overview: "RunOverview", output: Output) -> None:
 
 def format_sample(sample: "WorstSample") -> str:
     """Format a sample in one line, labels with the class that the sample looks like."""
-    sure = f", {sample.confidence:.0%}" if sample.confidence is not None else ""
+    sure = f", {100 * sample.confidence:.0f} %" if sample.confidence is not None else ""
     classes = "" if sample.given is None else f"  given {sample.given}, looks like {sample.predicted}{sure}"
     caption = "" if sample.caption is None else f"  {sample.caption}"
     return f"{sample.score:7.3f}  {sample.shard}/{sample.key}{classes}{caption}"

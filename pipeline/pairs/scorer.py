@@ -325,7 +325,11 @@ def model_of_run(
     recorded = run.get("model") or {}
     if model is None:
         if not recorded:
-            raise ConfigError("model is not recorded; name it with --model, or use verify --no-rescore", "model")
+            raise ConfigError(
+                "model is not recorded; name it with --model (serve --model embedded is enough to look at the run), or use "
+                "verify --no-rescore",
+                "model",
+            )
         model, pretrained = recorded["model"], recorded["pretrained"]
         if not trust and (effect := ModelSpec(model, pretrained).describe_outside()):
             named = f"--model {model}" + (f" --pretrained {pretrained}" if pretrained else "")

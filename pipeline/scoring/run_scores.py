@@ -230,7 +230,7 @@ def _learn_with_neighbours(
 
         k = choose_k(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
         graph = build_graph(images, max(k, around) if settings.neighbourhood else k)
-        note("labels: neighbours, anchors and an out-of-fold probe")
+        note(f"labels: neighbours{', anchors' if anchors else ''} and an out-of-fold probe")
         labels = score_labels(
             images,
             given,

@@ -36,8 +36,8 @@ class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
     `errors` has the first reason for each status but `ok`. If another node will score, `waits_for` says what is left to do, and
-    the counts cover this node's part only. `notes` are from the encoders. `repaired` counts labels that were changed.
-    `cut_shards` are the damaged shards whose end is missing.
+    the counts cover this node's part only. `notes` are from the encoders. `repaired` counts labels that were changed, `judged`
+    samples that are `clean` or not, `kept` those that are. `cut_shards` are the damaged shards whose end is missing.
     """
 
     out: str
@@ -54,6 +54,7 @@ class Summary:
     labels: Mapping[str, Any] | None
     neighbourhood: Mapping[str, Any] | None
     kept: int
+    judged: int
     scored: int
     zero_weight: int
     mean_weight: float | None
@@ -155,6 +156,8 @@ class Summary:
                 "apart_share": self.calibration.apart_share,
                 "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
             }
+        if self.labels:
+            plain["labels"] |= {"noise_rate": label_rate(self.labels), "expected": label_promise(self.labels)}
         return plain
 
 
@@ -162,6 +165,11 @@ def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the precision and recall that label scoring expects of its cut; None if it found no noise or cannot tell."""
     nothing_found = not facts.get("noise_rate") and not facts.get("repairs", True)
     return None if nothing_found or labels_unknown(facts) else facts.get("expected") or None
+
+
+def label_rate(facts: Mapping[str, Any]) -> float | None:
+    """Share of wrong labels that label scoring estimates; None where nothing is known of it."""
+    return None if labels_unknown(facts) else facts["noise_rate"]
 
 
 def labels_unknown(facts: Mapping[str, Any]) -> bool:
@@ -177,19 +185,26 @@ def labels_unknown(facts: Mapping[str, Any]) -> bool:
 def unknown_labels(facts: Mapping[str, Any]) -> str:
     """Return the warning for `labels_unknown`."""
     return (
-        f"between none and {facts['noise_interval'][1]:.0%} of the labels are wrong: the embeddings hardly tell the classes "
-        "apart, or there are too few labels; do not drop samples by clean"
+        f"between none and {percent(facts['noise_interval'][1])} of the labels are wrong: the embeddings hardly tell the "
+        "classes apart, or there are too few labels or classes; do not drop samples by clean"
     )
 
 
 def changed_labels(facts: Mapping[str, Any], count: int) -> str:
-    """Format how many labels were changed, and how many of these are expected to be wrong (not recorded by old releases).
+    """Format how many labels were changed, how many of the new ones are expected to be wrong, and why none was.
 
-    >>> changed_labels({"changed_wrong": 2.2}, 1319), changed_labels({}, 12), changed_labels({"changed_wrong": 0.0}, 0)
-    ('1,319, about 2 of these wrongly', '12', 'none')
+    Earlier releases did not record how many are expected to be wrong.
+
+    >>> changed_labels({"changed_wrong": 2.2}, 1319), changed_labels({}, 12), changed_labels({"repairs": False}, 0)
+    ('1,319, about 2 of the new ones wrong', '12', 'none: noise is not shown')
     """
-    wrong = f", about {facts['changed_wrong']:,.0f} of these wrongly" if "changed_wrong" in facts else ""
-    return f"{count:,}{wrong}" if count else "none"
+    wrong = f", about {facts['changed_wrong']:,.0f} of the new ones wrong" if "changed_wrong" in facts else ""
+    changed = f"{count:,}{wrong}" if count else "none"
+    if facts.get("repair") == "never":
+        return f"{changed}: --repair never"
+    if facts.get("repairs", True):
+        return changed
+    return f"{changed}: {'--repair likely, though ' if count else ''}noise is not shown"
 
 
 def tells_nothing(calibration: PairCalibration) -> bool:
@@ -282,7 +297,7 @@ def summarise(
     damaged: dict[str, str] = {}
     cut_off: list[str] = []
     errors: dict[str, str] = {}
-    scored = zero = kept = repaired = 0
+    scored = zero = judged = kept = repaired = 0
     total = 0.0
     for stem in stems:
         table = run.read(stem, ["status", "error", "osa_weight", "clean", "label", "refined_label", "flags"])
@@ -296,6 +311,7 @@ def summarise(
         flags.update({e["values"]: e["counts"] for e in pc.value_counts(words).to_pylist()})
         weight = table["osa_weight"].drop_null().to_numpy()
         scored, zero, total = scored + len(weight), zero + int((weight == 0).sum()), total + float(weight.sum())
+        judged += pc.count(table["clean"]).as_py()
         kept += pc.sum(table["clean"]).as_py() or 0
         repaired += pc.sum(pc.not_equal(table["label"], table["refined_label"])).as_py() or 0
         shard = read_metadata(run.table(stem))["shard"]
@@ -322,6 +338,7 @@ def summarise(
         labels=facts.get("labels"),
         neighbourhood=facts.get("neighbourhood"),
         kept=kept,
+        judged=judged,
         scored=scored,
         zero_weight=zero,
         mean_weight=total / scored if scored else None,

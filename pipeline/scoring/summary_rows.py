@@ -8,7 +8,7 @@ from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.runs.table import FLAGS
 from noisegate.pipeline.system.numbers import number, percent, why
 
-from .summary import Summary, changed_labels, hours_for, label_promise, tells_nothing, unknown_noise
+from .summary import Summary, changed_labels, hours_for, label_promise, label_rate, tells_nothing, unknown_noise
 
 _CELL = "text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; white-space: pre-wrap"
 
@@ -45,8 +45,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.labels:
         rows += _label_rows(summary.labels, summary.repaired, alone=not summary.judges_pairs)
     if summary.labels or summary.neighbourhood or summary.cut == "probability":
-        both = ", by caption and label" if summary.labels and summary.judges_pairs else ""
-        rows += [("kept as clean", f"{summary.kept:,}{both}")]
+        rows += [("kept as clean", f"{summary.kept:,} of {summary.judged:,}{_basis(summary)}")]
     rate = "nothing left to encode"
     if summary.pairs_per_second:
         hours = hours_for(1e6, summary.pairs_per_second)
@@ -110,26 +109,29 @@ def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])
-    changed = changed_labels(facts, repaired)
-    if facts.get("repair") == "never":
-        changed += ": --repair never"
-    elif not facts["repairs"]:
-        changed += ": --repair likely, though noise is not shown" if repaired else ": noise is not shown"
     if label_promise(facts) is None:
         promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
     model = f", {facts['noise_model']} model" if "noise_model" in facts else ""
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
-        ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"]) + model),
+        ("label noise rate", _rate(label_rate(facts), facts["noise_interval"]) + model),
         ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
         ("expected of clean" if alone else "expected of labels", promise),
-        ("labels changed", changed),
+        ("labels changed", changed_labels(facts, repaired)),
     ]
 
 
-def _rate(rate: float, interval: Sequence[float]) -> str:
-    return f"{percent(rate)} (95 %: {percent(interval[0])} to {percent(interval[1])})"
+def _basis(summary: Summary) -> str:
+    """What decided which samples are clean, or how many could not be judged because they have no label."""
+    if summary.labels and summary.judges_pairs:
+        return ", by caption and label"
+    unlabelled = summary.statuses.get("ok", 0) - summary.judged if summary.labels else 0
+    return f"; {unlabelled:,} have no label" if unlabelled else ""
+
+
+def _rate(rate: float | None, interval: Sequence[float]) -> str:
+    return f"{'cannot be told' if rate is None else percent(rate)} (95 %: {percent(interval[0])} to {percent(interval[1])})"
 
 
 def _promise(precision: float, recall: float) -> str:

@@ -82,6 +82,7 @@ class RunSummary(BaseModel):
     errors: dict[str, str] = Field(description="the first reason for each status but ok")
     flags: dict[str, int]
     kept: int
+    judged: int = Field(description="samples that are clean or not; the others failed or have nothing to judge")
     scored: int
     zero_weight: int
     mean_weight: float | None

@@ -91,7 +91,7 @@ export function createBrowse(root) {
     const failed = summary.samples - ok;
     return h("dl", { class: "tiles" },
       tile("samples", count(summary.samples), failed ? `${plural(failed, "sample")} could not be scored` : `in ${plural(summary.shards, "shard")}`),
-      tile("kept", percent(ok ? summary.kept / ok : null), `${count(summary.kept)} of ${count(ok)}`),
+      tile("kept", percent(summary.judged ? summary.kept / summary.judged : null), `${count(summary.kept)} of ${count(summary.judged)}`),
       known && tile(summary.labels && !summary.calibration ? "wrong labels, estimated" : "wrong pairs, estimated", percent(known.noise_rate), within),
       known?.expected && !(summary.labels && summary.calibration) && tile("of what is kept, right", percent(known.expected.clean_precision), `${percent(known.expected.clean_recall)} of the right ones are kept`),
       summary.labels && summary.calibration && tile("wrong labels, estimated", percent(summary.labels.noise_rate), summary.labels.noise_interval && `${percent(summary.labels.noise_interval[0])} to ${percent(summary.labels.noise_interval[1])}`),
@@ -203,7 +203,7 @@ export function createBrowse(root) {
         h("span", { class: "said", dir: "auto" }, sample.status === "ok" ? "…" : ""),
         classWords(sample),
         sample.status !== "ok" && h("span", { class: "failed" }, `${sample.status.replaceAll("_", " ")}: ${sample.error ?? ""}`),
-        h("dl", { class: "figures" }, sample.status === "ok" && [figure(...own), sample.clean_probability !== null && figure("right", percent(sample.clean_probability))]),
+        h("dl", { class: "figures" }, sample.status === "ok" && [figure(...own), sample.clean_probability !== null && sample.clean_probability !== sample.label_quality && figure("right", percent(sample.clean_probability))]),
         h("span", { class: "foot" }, h("span", { class: "key" }, sample.key), sample.clean !== null && h("span", { class: `fate ${sample.clean ? "kept" : "dropped"}` }, sample.clean ? "kept" : "dropped")))));
   }
 

@@ -20,7 +20,14 @@ export function classWords(sample) {
   if (sample.label === null || sample.predicted_label === null) return null;
   const name = (which, label) => h("b", {}, sample[which] ?? `class ${label}`);
   return h("span", { class: "turn" }, "given ", name("label_name", sample.label),
-    h("span", { class: "verdict" }, ", looks like ", name("predicted_name", sample.predicted_label), `, ${percent(sample.predicted_confidence, 0)}`));
+    h("span", { class: "verdict" }, ", looks like ", name("predicted_name", sample.predicted_label), `, ${percent(sample.predicted_confidence, 0)}`, changed(sample)));
+}
+
+/** What became of the label by the repair; it may have become another class than the sample looks like. */
+function changed(sample) {
+  if (sample.refined_label === null || sample.refined_label === sample.label) return "";
+  if (sample.refined_label === sample.predicted_label) return " (changed)";
+  return [" (changed to ", h("b", {}, sample.refined_name ?? `class ${sample.refined_label}`), ")"];
 }
 
 export function createSample({ next, closed, review, goTo }) {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -16,6 +17,7 @@ from noisegate.pipeline.runs import Reviews
 from noisegate.service.guards.middleware import hash_key
 from tests.commands import FAKE, called
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
+from tests.embeddings import clusters, scored
 from tests.service.process import serve
 
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
@@ -431,3 +433,19 @@ def test_labels_are_changed_by_typing_their_class(browser: Browser, tmp_path: Pa
         assert visit.complaints == []
     first, second = Reviews(tmp_path / "tables").history()
     assert (first.mark, first.label, second.mark) == ("relabel", names.index(typed), "keep")
+
+
+def test_cards_of_labels_say_what_they_look_like_and_what_was_changed(browser: Browser, tmp_path: Path) -> None:
+    images, true = clusters(count=400)
+    given = np.where(np.arange(400) % 5 == 1, (true + 1 + np.arange(400) // 5 % 3) % 4, true)
+    given[7:20] = -1
+    made = scored(tmp_path, images, labels=given, class_names=["ant", "bee", "cat", "dog"])
+    with serve(tmp_path, "--run", "demo=out", *FAKE) as server:
+        visit = opened(browser, server.url, 800)
+        page = visit.page
+        page.goto("/#/browse/demo")
+        card = page.locator(".card").first
+        expect(card.locator(".turn")).to_have_text(re.compile(r"^given (\w+), looks like (?!\1)\w+, .*% \(changed\)$"))
+        expect(card.locator(".figures dt")).to_have_text(["label quality"])
+        expect(page.locator(".tile").nth(1)).to_contain_text(f"{made.kept} of 387")
+        page.close()

@@ -13,7 +13,9 @@ from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
 from noisegate.pipeline.scoring.summary import (
     UNKNOWN_BY_NEIGHBOURS,
+    changed_labels,
     describe_group,
+    label_rate,
     labels_unknown,
     poor_cut,
     tells_nothing,
@@ -53,7 +55,7 @@ def count(amount: int, noun: str) -> str:
 def headline(
     run: RunFolder, data: ReportData, view: ScoreView, metadata: Mapping[str, Any], missing: str | None
 ) -> dict[str, Any]:
-    """Make the title, the one to three most important sentences, and four figures."""
+    """Make the title, the one to four most important sentences, and four figures."""
     rate, interval = noise_rate(view, metadata)
     failed = data.rows - data.statuses["ok"]
     labels = metadata.get("labels") if view.noun == "pair" else None  # labels that were scored in addition to the pairs
@@ -67,10 +69,14 @@ def headline(
     else:
         lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
     if data.scored and labels:
-        lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
+        about = label_rate(labels)
+        wrong = "how many do cannot be told" if about is None else f"about {percent(about)} do"
+        lead.append(f"Of the labels, {wrong}{_within(labels['noise_interval'])}.")
     if data.scored:
         both = ", by caption and label" if labels else ""
         lead.append(f"The cut keeps {data.kept:,} of {count(data.scored, f'scored {view.noun}')}{both}.")
+    if data.changed:
+        lead.append(f"Labels changed: {changed_labels(metadata['labels'], data.changed)}.")
     scorer = metadata.get("scorer") or {}
     return {
         "folder": printable(Path(run.name).resolve().name),
@@ -128,7 +134,7 @@ def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | No
     labels = metadata.get("labels") or {}
     if view.noun == "label" and labels.get("noise_rate") is not None:
         low, high = labels["noise_interval"]
-        return None if labels_unknown(labels) else labels["noise_rate"], (low, high)
+        return label_rate(labels), (low, high)
     return None, None
 
 
@@ -215,13 +221,20 @@ def next_commands(
     arrays = "limits" not in (recorded.get("reading") or {})  # a run that was scored from embeddings has no shards
     kind = "csv" if arrays else "shards"
     rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
-    look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}")
+    model = "" if recorded.get("model") else " --model embedded"  # without one in the record, serve asks for one
+    look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}{model}")
     no_labels_known = view.noun == "label" and labels_unknown(metadata.get("labels") or {})
     if no_labels_known or (view.calibration and tells_nothing(view.calibration)):
         return [look]
     export = f'noisegate export {folder} --as {kind} --where "{rule}" --out cleaned'
+    commands = [(f"write the {view.noun}s worth keeping", export)]
+    if (metadata.get("labels") or {}).get("changed"):
+        columns = "--columns shard,key,label,refined_label" if arrays else "--add-columns refined_label"
+        out = "refined.csv" if arrays else "refined"
+        repair = f"noisegate export {folder} --as {kind} {columns} --out {out}"
+        commands.append(("write all samples with their labels after the repair", repair))
     train = ("train with the scores", f"noisegate train --method select --table {folder}")
-    return [(f"write the {view.noun}s worth keeping", export), look, *([] if arrays else [train])]
+    return [*commands, look, *([] if arrays else [train])]
 
 
 def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, Any]:

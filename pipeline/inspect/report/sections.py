@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.calibration import Expected
-from noisegate.pipeline.scoring.summary import changed_labels, label_promise, tells_nothing
+from noisegate.pipeline.scoring.summary import changed_labels, label_promise, label_rate, tells_nothing
 
 from .charts import Bins, Strip, draw_clean, draw_confusion, draw_histogram, draw_strips, merge_bins
 from .collect import QUANTILES, ReportData, ScoreView, ShardFacts
@@ -309,7 +309,7 @@ def label_section(
     low, high = facts["noise_interval"]
     return {
         "rows": [
-            ("estimated label noise", f"{percent(facts['noise_rate'])} (95 %: {percent(low)} to {percent(high)})"),
+            ("estimated label noise", f"{percent(label_rate(facts))} (95 %: {percent(low)} to {percent(high)})"),
             ("more likely wrong than right", f"{doubts:,} of {total:,} labels"),
             ("changed", changed_labels(facts, data.changed)),
             ("kept as clean: expected to be right", percent(expected.get("clean_precision"))),

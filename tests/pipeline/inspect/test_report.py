@@ -23,6 +23,7 @@ from noisegate.pipeline.inspect.report.pictures import printable
 from noisegate.pipeline.inspect.report.sections import find_drift, ks_distance
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from tests.commands import called
+from tests.embeddings import clusters, scored
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
@@ -358,6 +359,31 @@ def test_where_pairs_and_labels_were_scored_the_first_lines_tell_them_apart(labe
     assert "estimated noise of captions" in text
     assert re.search(r"The cut keeps \d+ of \d+ scored pairs, by caption and label\.", text)
     assert "of those kept by their captions, expected to be right" in text
+
+
+def test_a_report_on_labels_of_arrays_says_what_was_changed_and_what_to_do(tmp_path: Path) -> None:
+    images, true = clusters(count=400)
+    given = np.where(np.arange(400) % 5 == 1, (true + 1 + np.arange(400) // 5 % 3) % 4, true)
+    made = scored(tmp_path, images, labels=given)
+    text = " ".join(report(tmp_path / "out")[1].text.split())
+    assert made.labels is not None
+    assert f"Labels changed: {made.repaired}, about {made.labels['changed_wrong']:.0f} of the new ones wrong." in text
+    assert f"noisegate serve --run {tmp_path / 'out'} --model embedded" in text
+    assert "--as csv --columns shard,key,label,refined_label --out refined.csv" in text
+    scored(tmp_path, images, labels=true, overwrite=True)
+    text = " ".join(report(tmp_path / "out")[1].text.split())
+    assert "Labels changed" not in text and "none: noise is not shown" in text
+
+
+def test_how_many_labels_are_wrong_is_not_said_where_nothing_is_known(labelled: Path) -> None:
+    folder = RunFolder(labelled)
+    for stem in list(folder.stems()):
+        metadata = read_metadata(folder.table(stem))
+        unknown = metadata["labels"] | {"repairs": False, "noise_interval": [0.0, 0.7]}
+        folder.write_table(stem, replace_columns(folder.read(stem), {}, metadata | {"labels": unknown}))
+    text = " ".join(report(labelled)[1].text.split()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "Of the labels, how many do cannot be told (95 %: 0.0 % to 70.0 %)." in text
+    assert "5.0 %" not in text.split("Label noise")[1].split("more likely")[0]
 
 
 def test_duplicates_stand_beside_what_they_repeat(labelled: Path) -> None:

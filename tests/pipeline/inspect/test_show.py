@@ -208,7 +208,7 @@ def test_labels_show_the_given_and_the_better_class_by_name(tmp_path: Path) -> N
     line = next(line for line in shown.stdout.splitlines() if f"x/{first['key']}" in line)
     assert f"given name-{first['label']}, looks like name-{first['predicted_label']}" in line
     other = replace(one, given="name-3", predicted="name-5", confidence=0.967, caption=None)
-    assert format_sample(other) == f"{one.score:7.3f}  x/{first['key']}  given name-3, looks like name-5, 97%"
+    assert format_sample(other) == f"{one.score:7.3f}  x/{first['key']}  given name-3, looks like name-5, 97 %"
 
 
 def test_runs_of_arrays(array_runs: Path) -> None:

@@ -16,6 +16,7 @@ from noisegate.pipeline.cli.output import Output
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration_fit import calibrate_pairs
 from noisegate.pipeline.scoring.summary import Summary, label_promise
+from noisegate.pipeline.scoring.summary_rows import summary_rows
 from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)
@@ -37,6 +38,7 @@ PLAIN = Summary(
     labels=None,
     neighbourhood=None,
     kept=600,
+    judged=900,
     scored=1000,
     zero_weight=400,
     mean_weight=0.01,
@@ -147,7 +149,11 @@ FUSED = {
         (
             {"repairs": True},
             False,
-            ["expected of clean precision 98.0 %", "labels changed 1,234, about 56 of these wrongly kept as clean 600"],
+            [
+                "expected of clean precision 98.0 %",
+                "labels changed 1,234, about 56 of the new ones wrong",
+                "kept as clean 600 of 900; 100 have no label",
+            ],
             ["none"],
         ),
         ({"repairs": False, "repair": "never"}, False, ["labels changed none: --repair never"], ["surely"]),
@@ -167,7 +173,12 @@ FUSED = {
             ["expected of clean not known: no noise is shown, up to 52.6 % is possible"],
             ["precision"],
         ),
-        ({"repairs": True}, True, ["expected of labels precision", "kept as clean 600, by caption and label"], []),
+        (
+            {"repairs": True},
+            True,
+            ["expected of labels precision", "kept as clean 600 of 900, by caption and label"],
+            [],
+        ),
     ],
 )
 def test_what_is_said_of_labels_does_not_contradict_itself(
@@ -192,11 +203,15 @@ def test_labels_that_nothing_is_known_of_are_not_to_be_dropped(tmp_path: Path) -
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((400, 12)).astype(np.float32)
     (note,) = scored(tmp_path, noise, labels=rng.integers(0, 4, 400)).warnings
-    assert re.fullmatch(r"between none and \d+% of the labels are wrong: .*; do not drop samples by clean", note)
+    assert re.fullmatch(r"between none and \d+\.\d % of the labels are wrong: .*; do not drop samples by clean", note)
     images, true = clusters(count=400)
     assert scored(tmp_path / "good", images, labels=true).warnings == []
     unknown = FUSED | {"repairs": False, "noise_interval": [0.0, 0.7]}
     assert label_promise(unknown) is None
+    shown = replace(PLAIN, beta=None, labels=unknown)
+    assert ("label noise rate", "cannot be told (95 %: 0.0 % to 70.0 %), detailed model") in summary_rows(shown)
+    assert (shown.to_dict()["labels"]["noise_rate"], shown.to_dict()["labels"]["expected"]) == (None, None)
+    assert replace(shown, labels=FUSED).to_dict()["labels"] == FUSED
     assert label_promise(unknown | {"noise_interval": [0.0, 0.4]}) == FUSED["expected"]
 
 
@@ -222,3 +237,4 @@ def test_repaired_labels_are_counted(tmp_path: Path) -> None:
     refined = np.array(read_table(tmp_path / "out", ["refined_label"])["refined_label"].to_pylist())
     assert summary.repaired == ((refined != given) & (given >= 0)).sum() > 60
     assert summary.to_dict()["repaired"] == summary.repaired
+    assert (summary.samples, summary.judged) == (400, 399)
