@@ -246,7 +246,9 @@ def _array_settings(
 
         count = count_classes(labels, anchors)
         if class_names and len(class_names) < count:
-            problem = f"are given, but there are {count} classes; add the missing names"
+            problem = (
+                f"are given, but there are {count} classes; add the missing names, or number the labels 0, 1, 2, …"
+            )
             raise ConfigError.of("class_names", len(class_names), problem)
     elif class_names:
         raise ConfigError("class names are those of labels; give --labels too", "labels")

@@ -59,7 +59,9 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
         return largest
     if largest > len(anchors.names):
         raise ConfigError.of(
-            "classes", len(anchors.names), f"are named, but a sample has label {largest - 1}; add the missing names"
+            "classes",
+            len(anchors.names),
+            f"are named, but a sample has label {largest - 1}; add the missing names, or number the labels 0, 1, 2, …",
         )
     return len(anchors.names)
 
