@@ -40,7 +40,7 @@ from noisegate.pipeline.datasets.scenes import draw as draw_scene
 from noisegate.pipeline.datasets.scenes import random_scene
 from noisegate.pipeline.datasets.scenes.scene import scene_class
 from noisegate.pipeline.estimators import load_estimator
-from noisegate.pipeline.inspect.metrics import selection_metrics
+from noisegate.pipeline.inspect.metrics import calibration_error, selection_metrics
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.pool import Pool, fit_pool, log_votes
 from noisegate.pipeline.labels.probe import STRENGTHS, probe_probabilities
@@ -228,13 +228,6 @@ def best_fixed_rule(columns: dict[str, NDArray[Any]], labels: Index, truth: Inde
         np.nan_to_num(columns["predicted_confidence"], nan=0.0),
     )
     return max(float((np.where(sign > limit, predicted, labels) == truth).mean()) for sign in signs for limit in LIMITS)
-
-
-def calibration_error(probability: NDArray[Any], right: NDArray[np.bool_], bins: int = 10) -> float:
-    """Expected calibration error over equal bins."""
-    place = np.minimum((probability * bins).astype(int), bins - 1)
-    gap = np.bincount(place, probability, bins) - np.bincount(place, right.astype(np.float64), bins)
-    return float(np.abs(gap).sum() / max(len(right), 1))
 
 
 def grid_rows(count: int, split: str) -> Iterator[Row]:

@@ -29,6 +29,7 @@ from PIL import Image
 from scipy.stats import mannwhitneyu
 
 from noisegate.pipeline.estimators.base import normalise, paired_cosines
+from noisegate.pipeline.inspect.metrics import calibration_error
 from noisegate.pipeline.pairs.beta import PairSample, mismatch_pairs
 from noisegate.pipeline.pairs.calibration import QUALITY, PairCalibration
 from noisegate.pipeline.pairs.judge import choose_calibration
@@ -106,12 +107,6 @@ def spoil(data: dict[str, Float32], rate: float, kind: str, rng: np.random.Gener
     wrong = round(rate * len(chosen))
     texts[:wrong] = data["hard"][chosen][:wrong]
     return images, texts, np.arange(len(chosen)) >= wrong
-
-
-def calibration_error(chance: Floats, right: Mask) -> float:
-    """ECE over ten bins of the chance to be right."""
-    bins = np.minimum((chance * 10).astype(int), 9)
-    return float(np.abs(np.bincount(bins, chance - right, 10)).sum() / len(right))
 
 
 def calibration_figures(fitted: PairCalibration, chance: Floats, right: Mask) -> dict[str, float]:

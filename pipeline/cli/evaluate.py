@@ -143,9 +143,11 @@ def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
         output.say(
             f"clean asks for a right caption as well: it is judged by the {found.captioned:,} labels whose caption passes."
         )
-    if found.given_accuracy is not None and found.refined_accuracy is not None:
+    output.say(f"label_quality as the chance to be right: calibration error {percent(found.ece)}.")
+    if found.given_accuracy is not None:
         output.say(
-            f"Right labels: {percent(found.given_accuracy)} as given, {percent(found.refined_accuracy)} as refined."
+            f"Right labels: {percent(found.given_accuracy)} as given, {percent(found.predicted_accuracy)} as predicted, "
+            f"{percent(found.refined_accuracy)} as refined."
         )
     if found.unscored:
         output.say(f"{found.unscored:,} samples have no label score and are left out.")

@@ -17,6 +17,7 @@ from .metrics.selection import (
     MeanNoiseRank,
     SelectionMetrics,
     best_cut,
+    calibration_error,
     clean_auroc,
     mean_noise_rank,
     osa_acc,
@@ -138,8 +139,9 @@ class LabelEvaluation:
     """Label scores against known noise: AUROC of each score, both rules, and the share of right labels.
 
     `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. If pairs were scored too,
-    `clean` also requires a right caption; `fused` then judges only the `captioned` labels, whose caption passes. Accuracies are
-    of the given and of the refined labels, None if the true labels are not known.
+    `clean` also requires a right caption; `fused` then judges only the `captioned` labels, whose caption passes. `ece` is the
+    calibration error of `label_quality`. Accuracies are of the given, the predicted and the refined labels, None if the true
+    labels are not known or the table has no such label.
     """
 
     samples: int
@@ -149,7 +151,9 @@ class LabelEvaluation:
     aurocs: Mapping[str, float]
     fused: SelectionMetrics
     tango: SelectionMetrics
+    ece: float
     given_accuracy: float | None
+    predicted_accuracy: float | None
     refined_accuracy: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,6 +170,7 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: 
         "label",
         "clean",
         "clean_tango",
+        "predicted_label",
         "refined_label",
         "osa_weight",
         "neighbourhood",
@@ -179,11 +184,13 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: 
         raise TableError(f"{folder}: no label has a score; score labels with --task labels", "task", folder)
     noisy = known.noisy[scored]
     scores = {name: _floats(table, name)[scored] for name in LABEL_SCORES}
-    given, refined = (
-        table[name].cast(pa.int64()).fill_null(-1).to_numpy()[scored] for name in ("label", "refined_label")
-    )
     captioned = _caption_passes(run, table)[scored]
     right = None if known.clean_label is None else known.clean_label[scored]
+
+    def accuracy(column: str) -> float | None:
+        found = table[column].cast(pa.int64()).fill_null(-1).to_numpy()[scored]
+        return None if right is None or (found < 0).all() else relabel_accuracy(found, right)
+
     return LabelEvaluation(
         samples=int(scored.sum()),
         noisy=int(noisy.sum()),
@@ -194,8 +201,10 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: 
             scores["label_quality"][captioned], _mask(table, "clean")[scored][captioned], noisy[captioned]
         ),
         tango=selection_metrics(scores["consistency"], _mask(table, "clean_tango")[scored], noisy),
-        given_accuracy=None if right is None else relabel_accuracy(given, right),
-        refined_accuracy=None if right is None else relabel_accuracy(refined, right),
+        ece=calibration_error(scores["label_quality"], ~noisy),
+        given_accuracy=accuracy("label"),
+        predicted_accuracy=accuracy("predicted_label"),
+        refined_accuracy=accuracy("refined_label"),
     )
 
 

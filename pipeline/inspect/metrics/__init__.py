@@ -2,12 +2,13 @@
 trained model (`trained_model`). The name of each metric contains its positive class.
 """
 
-from .selection import clean_auroc, mean_noise_rank, relabel_accuracy, selection_metrics
+from .selection import calibration_error, clean_auroc, mean_noise_rank, relabel_accuracy, selection_metrics
 from .trained_model import BlockRecall, RecallAtK, map_at_r, mean_class_accuracy, precision_at_1, rsum, top_k_accuracy
 
 __all__ = [
     "BlockRecall",
     "RecallAtK",
+    "calibration_error",
     "clean_auroc",
     "map_at_r",
     "mean_class_accuracy",

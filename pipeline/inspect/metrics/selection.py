@@ -236,6 +236,20 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
     return float((label[known] == true[known]).mean()) if known.any() else math.nan
 
 
+def calibration_error(probability: ArrayLike, right: ArrayLike, bins: int = 10) -> float:
+    """Expected calibration error of P(right) over equal bins: |mean probability - share that is right|, weighted by size.
+
+    probability: (N,) in [0, 1]; right: (N,) bool.
+
+    >>> calibration_error([0.75, 0.75, 0.25], [True, True, False])
+    0.25
+    """
+    chance, truth = np.asarray(probability, np.float64), _as_mask(right, "right")
+    _check_same_length("probability", chance, "right", truth)
+    place = np.minimum((chance * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(place, chance - truth, bins)).sum() / len(truth)) if len(truth) else math.nan
+
+
 def _read_both(name: str, values: ArrayLike, noisy: ArrayLike) -> tuple[Float64, Mask]:
     """Read the values (N,) and a mask of the same length; errors call the values `name`."""
     array, noise = np.asarray(values, dtype=np.float64), _as_mask(noisy, "noisy")

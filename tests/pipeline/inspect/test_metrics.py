@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
 
 from noisegate.pipeline.inspect import metrics
 from noisegate.pipeline.inspect.metrics import selection, trained_model
@@ -39,6 +40,19 @@ def test_selection_metrics_agree_with_sklearn_on_both_sides(seed: int) -> None:
     assert result.clean_auroc == pytest.approx(sk.roc_auc_score(~noisy, scores))
     assert (result.samples, result.noisy, result.kept) == (n, noisy.sum(), kept.sum())
     assert dict(result.reasons) == {}
+
+
+@small
+@given(seeds)
+def test_calibration_error_agrees_with_sklearn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chance, right = rng.random(60), rng.random(60) < 0.5
+    shares, means = calibration_curve(right, chance, n_bins=10)
+    sizes = np.histogram(chance, np.linspace(0, 1, 11))[0]
+    wanted = (np.abs(shares - means) * sizes[sizes > 0]).sum() / 60
+    assert metrics.calibration_error(chance, right) == pytest.approx(wanted)
+    assert metrics.calibration_error([1.0, 0.0], [True, False]) == 0  # 1 is in the last bin
+    assert math.isnan(metrics.calibration_error([], []))
 
 
 def test_undefined_shares_are_nan_and_say_why() -> None:

@@ -59,12 +59,14 @@ def test_label_figures_are_those_of_the_definitions(run: Path, tmp_path: Path) -
     refined = np.array(table["refined_label"].to_pylist(), float)
     assert found.given_accuracy == pytest.approx((GIVEN == TRUE)[kept].mean())
     assert found.refined_accuracy == pytest.approx((refined == TRUE)[kept].mean())
+    predicted = np.array(table["predicted_label"].to_pylist(), float)
+    assert found.predicted_accuracy == pytest.approx((predicted == TRUE)[kept].mean())
     assert found.refined_accuracy > 0.95 > found.given_accuracy
 
 
 def test_right_labels_may_be_known_in_part_or_not_at_all(run: Path, tmp_path: Path) -> None:
     none = evaluate_labels(run, truth_file(tmp_path / "t.parquet"))
-    assert (none.given_accuracy, none.refined_accuracy) == (None, None)
+    assert (none.given_accuracy, none.predicted_accuracy, none.refined_accuracy) == (None, None, None)
     some = pa.array(np.where(np.arange(160) < 20, TRUE, 0), mask=np.arange(160) >= 20)
     part = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=some))
     seen = [row for row in range(20) if row not in (3, 6)]
