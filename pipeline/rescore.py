@@ -20,7 +20,7 @@ from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_p
 from .runs.embeddings import embeddings_match
 from .runs.resume import clear, sweep
 from .runs.shard_arrays import KeyedRows, find_image_part, write_shard_tables
-from .runs.table import VERSION, RunFolder, read_metadata
+from .runs.table import VERSION, RunFolder, read_shard_facts
 from .scoring import RunScores, Summary, learn_scores, read_scores, write_scores
 from .scoring.summary import summarise
 from .settings import DecodeOptions, ScoreSettings, read_tasks
@@ -128,7 +128,7 @@ def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSetting
     """Raise TableError unless all embeddings exist and are intact, with texts if pairs are to be scored."""
     empty, texts = True, False
     for stem in stems:
-        path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
+        path, shard = run.embeddings(stem), read_shard_facts(run.table(stem))
         if not path.exists():
             raise TableError.of("folder", str(run.name), f"dropped the embeddings of {stem}; annotate again")
         if not embeddings_match(path, shard["rows"], shard["sha256"]):

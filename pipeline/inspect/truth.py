@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.datasets.noise.protocols import PROTOCOLS
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
 from noisegate.pipeline.runs.keyed_file import KeyedFile
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_shard_facts
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
@@ -139,7 +139,7 @@ def _fields_of_shards(run: RunFolder, field: str | None, numbers: Mapping[str, i
                 raise ConfigError(f"{problem}; {hint}name another with --truth-field, or {GIVE_TRUTH}", "truth")
             for name in names:
                 columns[name].append(record.get(name))
-        if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
+        if reader.sha256 != read_shard_facts(run.table(stem))["sha256"]:
             raise MismatchError.of("shards", urls[stem], "has changed since it was scored; run annotate again")
     known = any(value is not None for value in columns[names[-1]])
     return columns if known else {names[0]: columns[names[0]]}

@@ -204,6 +204,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return metadata
 
 
+def read_shard_facts(path: Path) -> dict[str, Any]:
+    """Return what a table records about its shard; raise TableError unless it has as many rows as it records."""
+    shard: dict[str, Any] = read_metadata(path)["shard"]
+    if (rows := pq.read_metadata(path).num_rows) != shard["rows"]:
+        problem = f"has {rows:,} rows, and {shard['rows']:,} were written; run the command that made it again"
+        raise TableError.of("table", str(path), problem)
+    return shard
+
+
 def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False) -> pa.Table:
     """Read all shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
 

@@ -194,6 +194,11 @@ def test_folders_that_hold_no_whole_run_are_refused(shards: Path, tmp_path: Path
         with refused("folder", str(tmp_path / "out"), TableError):
             rescore(tmp_path / "out", change())
     run.embeddings("x-1").write_bytes(whole)
+    table = pq.read_table(run.table("x-1"))
+    pq.write_table(table.slice(1), run.table("x-1"))
+    with refused("table", str(run.table("x-1")), TableError):
+        rescore(tmp_path / "out", change())
+    pq.write_table(table, run.table("x-1"))
     recorded = run.read_run()
     assert recorded is not None
     run.write_run({**recorded, "complete": False})

@@ -194,6 +194,12 @@ def test_noisy_shards_bring_their_truth_with_them(tmp_path: Path) -> None:
     judged = evaluate_labels(tmp_path / "out")
     assert judged == evaluate_labels(tmp_path / "out", tmp_path / "noisy" / "noise.parquet")
     assert (judged.samples, judged.unscored) == (51, 9)
+    table = next((tmp_path / "out").glob("*.parquet"))
+    whole = pq.read_table(table)
+    pq.write_table(whole.slice(1), table)
+    with refused("table", str(table), TableError):
+        evaluate_labels(tmp_path / "out")
+    pq.write_table(whole, table)
     noise_labels(tmp_path / "clean", tmp_path / "noisy", rate=0.3, seed=2)
     with refused("shards", error=MismatchError):
         evaluate_labels(tmp_path / "out")
