@@ -21,6 +21,7 @@ _END = 8  # bytes after the footer: its length and "PAR1"
 def to_parquet(table: pa.Table) -> bytes:
     """Make the bytes of a table's file, with their digest; equal tables give equal bytes."""
     metadata = {**(table.schema.metadata or {}), HAS_DIGEST: b'"sha256"'}
+    metadata.pop(_DIGEST, None)  # of the file that the table was read from
     table = table.replace_schema_metadata(metadata)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_statistics=True, store_schema=True) as writer:
