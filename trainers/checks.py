@@ -53,6 +53,7 @@ def check_config(config: TrainConfig) -> CheckedConfig:
     if data.table is None and data.where is not None:
         problem = "is a rule over a table's columns, and data.table is not given; give data.table=tables"
         raise ConfigError.of("data.where", data.where, problem)
+    _check_label_column(config)
     run = None
     if method.needs_table or data.table is not None:
         run = open_finished_run(data.table, f"method.name={config.method['name']}")
@@ -176,12 +177,30 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
     raise ConfigError.of("data.batch_size", config.data.batch_size, f"{problem}data.batch_size={max(2, count // 4)}")
 
 
+def _check_label_column(config: TrainConfig) -> None:
+    """Check that the labels to learn can come from the table."""
+    data = config.data
+    if data.label_column is None:
+        return
+    problem = None
+    if config.task.name == "retrieval":
+        problem = "is a class, and retrieval learns captions; give task.name=classification"
+    elif data.label_field is not None:
+        problem = f"and data.label_field={data.label_field} both name the label; give one of them"
+    elif data.table is None:
+        problem = "is a column of the table, and data.table is not given; give data.table=tables"
+    if problem:
+        raise ConfigError.of("data.label_column", data.label_column, problem)
+    require_columns(data.table, [data.label_column], f"data.label_column={data.label_column}")
+
+
 def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> None:
     """Check that every label has a class name."""
     classes = target.class_set() if config.task.name == "classification" else None
     if classes is None or config.data.label_field is not None:
         return
-    largest = max((pc.max(run.read(stem, ["label"])["label"]).as_py() or 0 for stem in run.stems()), default=0)
+    column = config.data.label_column or "label"
+    largest = max((pc.max(run.read(stem, [column])[column]).as_py() or 0 for stem in run.stems()), default=0)
     if largest >= len(classes):
         problem = f"has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give more"
         raise ConfigError(f"target.classes {problem}", "target.classes", len(classes))

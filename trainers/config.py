@@ -53,6 +53,8 @@ class DataConfig(_Section):
     captions: str = "one"
     text_field: str | None = None
     label_field: str | None = None
+    label_column: Literal["refined_label", "predicted_label"] | None = None
+    """the table's column to learn in place of the given class: refined_label is the label after the table's repair"""
     image_part: Literal["npy"] | None = None
     """npy: features of the part npy in place of pictures"""
     max_mismatch: float = Field(default=0.0, ge=0, lt=1)

@@ -199,6 +199,22 @@ def test_what_cannot_work_is_said_before_anything_is_loaded(
         ({"data__sampler": "m_per_class:4"}, "data.sampler", "m_per_class:4"),
         ({"data__sampler": "m_per_class:7"}, "data.batch_size", 32),
         ({"data__captions": "txt"}, "data.captions", "txt"),
+        ({"data__label_column": "refined_label"}, "data.label_column", "refined_label"),  # captions are learnt
+        (
+            {"task__name": "image_retrieval", "data__label_column": "refined_label", "data__label_field": "x"},
+            "data.label_column",
+            "refined_label",
+        ),
+        (
+            {
+                "task__name": "image_retrieval",
+                "data__label_column": "refined_label",
+                "data__table": None,
+                "method": {"name": "baseline"},
+            },
+            "data.label_column",
+            "refined_label",
+        ),
         ({"task__monitor": "accuracy"}, "task.monitor", "accuracy"),
         ({"task__options": {"fold": 5}}, "task.options.fold", 5),
         ({"task__options": {"folds": "five"}}, "task.options.folds", "five"),

@@ -52,13 +52,24 @@ class Cell:
     def digest(self) -> str:
         """Compute the digest of the settings and of all defaults; a cell whose result has another digest is trained again.
 
-        Values that a method chooses for null settings, and the data itself, are not part of it. Raise ConfigError for invalid
-        settings.
+        Null settings, the values that a method chooses for them, and the data itself are not part of it. Raise ConfigError
+        for invalid settings.
         """
-        text = json.dumps(resolve_settings(self.config), sort_keys=True, ensure_ascii=False)
+        text = json.dumps(_without_nulls(resolve_settings(self.config)), sort_keys=True, ensure_ascii=False)
         for number, folder in sorted(enumerate(self.folders), key=lambda item: -len(str(item[1]))):  # inner first
             text = text.replace(json.dumps(f"{folder}{os.sep}", ensure_ascii=False)[1:-1], f"FOLDER {number}/")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_nulls(settings: Any) -> Any:
+    """Leave out null settings, so that a new setting whose default is null makes no cell stale.
+
+    >>> _without_nulls({"data": {"table": None, "batch_size": 8}, "seed": 0})
+    {'data': {'batch_size': 8}, 'seed': 0}
+    """
+    if isinstance(settings, dict):
+        return {name: _without_nulls(value) for name, value in settings.items() if value is not None}
+    return settings
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 import io
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from noisegate import METHODS, Batch, TrainResult, WeightedShards, evaluate_model, load_estimator, load_target, train
 from noisegate.pipeline.errors import NoisegateError
@@ -458,3 +461,24 @@ def test_two_networks_passes_streams_and_restarts(
     for name in ("last.safetensors", "last-1.safetensors"):
         assert same_weights(done.folder / name, whole.folder / name)
     assert done.sample_columns["seen"].tolist() == whole.sample_columns["seen"].tolist()
+
+
+def test_repaired_labels_of_the_table_are_learnt_without_new_shards(scored: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(scored / "tables", tmp_path / "tables"))
+
+    def losses(repair: Callable[[NDArray[Any]], NDArray[Any]], **changes: Any) -> list[tuple[Any, ...]]:
+        for stem in run.stems():
+            table = pq.read_table(run.table(stem))
+            columns = {"refined_label": repair(table["label"].to_numpy())}
+            run.write_table(stem, replace_columns(table, columns, read_metadata(run.table(stem))))
+        target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
+        config = settings(
+            scored, tmp_path, "baseline", target=target, task={"name": "classification"}, loop__epochs=1,
+            loop__evaluate_every=0, data__table=str(run.path), **changes,
+        )  # fmt: skip
+        return curve(train(config, quiet=True).folder, "loss")
+
+    given = losses(lambda label: label)
+    assert losses(lambda label: label, data__label_column="refined_label") == given
+    assert losses(lambda label: (label + 1) % 36, data__label_column="refined_label") != given
+    assert losses(lambda label: (label + 1) % 36) == given, "only where it is asked for"
