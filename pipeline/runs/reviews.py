@@ -173,8 +173,9 @@ class Reviews:
 
 _NAMES = ", ".join(f'"{field.name}"' for field in fields(Mark))
 _FOREIGN = """
-select 1 from sqlite_schema where coalesce(rootpage, 0) = 0 union all select 1 from pragma_table_xinfo('marks') where hidden
+select 1 from sqlite_master where coalesce(rootpage, 0) = 0 union all select 1 from pragma_table_xinfo('marks') where hidden
 """  # views, triggers and virtual tables have no page of their own; computed columns are hidden
+# not `sqlite_schema`, which SQLite has from 3.33 on: Enterprise Linux 8 has 3.26
 _KINDS: tuple[type | UnionType, ...] = (
     *(str, int, str, bytes | None, bytes | None),
     *(str | None, int | None, str | None, int | float),

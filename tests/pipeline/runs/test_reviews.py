@@ -130,6 +130,23 @@ def test_the_first_mark_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
     assert len(Reviews(tmp_path).read()) == 1
 
 
+def test_marks_need_no_new_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sqlite_schema` is the name of `sqlite_master` from SQLite 3.33 on only."""
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        database = connect(*arguments, **settings)
+        database.set_trace_callback(statements.append)
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    Reviews(tmp_path).write([mark(0, "keep")])
+    assert len(Reviews(tmp_path).read()) == 1
+    assert any("sqlite_master" in statement for statement in statements)
+    assert not any("sqlite_schema" in statement for statement in statements)
+
+
 def test_files_that_are_no_marks_are_named(tmp_path: Path) -> None:
     path = Reviews(tmp_path).path
     path.write_bytes(b"no database, " * 100)
