@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset's
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
 MISSING = ".missing"  # ending of a part that a folder or table could not provide; its content is the reason
-READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls", MISSING[1:]))
+READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls"))
 MAX_PART_BYTES = 256_000_000  # of a sample's parts together; chosen; parts beyond this are skipped
 MAX_JSON_BYTES = 4_000_000  # parsed JSON takes up to 27 times as much memory (lists in lists)
 MAX_LABEL_BYTES = 4_096  # also of the reason why a part is missing

@@ -66,6 +66,12 @@ class TestMemory:
         if "json" not in parts:
             assert sample.text_sha256 == digests["txt"]
 
+    @pytest.mark.parametrize("part", ["missing", "txt.missing"])
+    def test_reasons_for_missing_parts_are_short(self, tmp_path: Path, part: str) -> None:
+        path = write_tar(tmp_path / "x.tar.gz", [(f"0.{part}", bytes(MEGABYTE)), ("0.txt", b"a dog")], "w:gz")
+        [raw], _ = read(path, Limits())
+        assert raw.parts == {"txt": b"a dog"}
+
     def test_all_parts_of_a_sample_together_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("noisegate.pipeline.shards.read.MAX_PART_BYTES", 1000)
         files = [(f"{key}.{part}", bytes(400)) for key in "ab" for part in ("jpg", "jpeg", "png", "txt")]
