@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from noisegate.pipeline.runs.keyed_file import KeyedFile
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.table import RunFolder, read_shard_facts
 from noisegate.pipeline.system.array_types import Float32
 
 OTHER = "outside_score"
@@ -20,7 +20,7 @@ def joined_columns(run: RunFolder, stems: Sequence[str], path: Path) -> tuple[di
 
     The file has a key (and a shard, if keys repeat across shards) and some of JOINED, or one column of any other name, which
     becomes `outside_score`. Samples that are not in the file have no score. Raises ConfigError if the file has no numbers, or
-    no sample of the run.
+    no sample of the run, and TableError for a table that lacks rows.
     """
     file = KeyedFile(path, "join", f"key, and some of {', '.join(JOINED)}, or one column of numbers")
     numbers = [name for name in file.columns if _is_number(file.table[name].type)]
@@ -32,6 +32,7 @@ def joined_columns(run: RunFolder, stems: Sequence[str], path: Path) -> tuple[di
         raise file.error(f"has {found}; give one, or name them {', '.join(JOINED)}")
     tables = []
     for stem in stems:
+        read_shard_facts(run.table(stem))  # checks the number of rows, by which the columns are cut into tables
         table = run.read(stem, ["key", "index"]).replace_schema_metadata(None)
         tables.append(table.append_column("shard", pa.array([stem] * len(table), pa.string())))
     rows = file.rows_of(pa.concat_tables(tables))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -150,6 +151,19 @@ def test_joining_alone_needs_no_embeddings_and_changes_no_score(
     (out / "_run.json").write_text(json.dumps({**record, "finished": False}))
     with refused("folder", error=TableError):
         rescore(out, one_step=join)
+
+
+def test_scores_are_not_joined_to_a_table_that_lacks_rows(pairs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    scored(tmp_path, *pairs)
+    run = RunFolder(tmp_path / "out")
+    (stem,) = run.stems()
+    keys = read_table(run.path)["key"].to_pylist()
+    (tmp_path / "mine.csv").write_text("key,goodness\n" + "".join(f"{key},1\n" for key in keys))
+    pq.write_table(pq.read_table(run.table(stem)).slice(1), run.table(stem))
+    before = run.table(stem).read_bytes()
+    with refused("table", str(run.table(stem)), TableError):
+        rescore(run.path, one_step=OneStep(join=tmp_path / "mine.csv"))
+    assert run.table(stem).read_bytes() == before
 
 
 def test_target_pictures_are_encoded_by_the_runs_model(tmp_path: Path) -> None:
