@@ -160,4 +160,5 @@ def test_the_gradient_is_right_in_float32_down_to_the_smallest_temperature() -> 
         evidential_loss(evidence(given, smallest), believed).mean().backward()
         assert given.grad is not None
         gradients.append(given.grad.double())
-    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 0.01
+    error = float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
+    assert error < 0.05  # .0007 to .006 over eight seeds: rounding, which differs by processor; .26 to 1.6 at τ = .05
