@@ -36,6 +36,10 @@ class Count:
     """A whole number from 0."""
 
 
+class Range:
+    """A list of two numbers."""
+
+
 NOTHING = type(None)
 TEXT, MAYBE_TEXT, NUMBER, TEXTS = (str,), (str, NOTHING), (int, float), [(str,)]
 BETA = Fields(
@@ -102,6 +106,18 @@ RECORD = Fields(
 )
 
 _FIGURES = Values((*NUMBER, str, bool, NOTHING, [(*NUMBER, NOTHING)]))
+LABELS = Fields(
+    {
+        "k": Count,
+        "classes": Count,
+        "noise_rate": NUMBER,
+        "noise_interval": Range,
+        "source_weights": Values(NUMBER),
+        "expected": Fields(dict.fromkeys(("clean_precision", "clean_recall", "noise_recall"), (*NUMBER, NOTHING))),
+        "ece": NUMBER,
+    },
+    {"noise_model": TEXT, "repair": TEXT, "repairs": (bool,), "changed": Count, "changed_wrong": NUMBER},
+)
 TABLE = Fields(  # metadata of a weight table
     {
         "scorer": SCORER,
@@ -114,7 +130,7 @@ TABLE = Fields(  # metadata of a weight table
         "beta": (BETA, NOTHING),
         "calibration": (_FIGURES, NOTHING),
         "pair_quality": (Fields({"size": Count, "seed": Count, "digest": TEXT, "temperature": NUMBER}), NOTHING),
-        "labels": (Fields(), NOTHING),
+        "labels": (LABELS, NOTHING),
         "neighbourhood": (Fields({"alone": (bool,), "calibration": (_FIGURES, NOTHING)}), NOTHING),
         "method": Fields({"name": TEXT}),
         "scores": MAYBE_TEXT,
@@ -145,6 +161,9 @@ def find_damage(value: Any, kind: Any = RECORD, place: str = "") -> str | None:
             parts = ((f"{place}.{i}", part, part_kind) for i, part in enumerate(value))
         case _ if kind is Count:
             return None if _is_of(value, int) and value >= 0 else f"{place} is {str(value)[:80]!r}, not a count"
+        case _ if kind is Range:
+            is_range = isinstance(value, list) and len(value) == 2 and find_damage(value, [NUMBER]) is None
+            return None if is_range else f"{place} is {str(value)[:80]!r}, not two numbers"
         case _:
             return None if _is_plain_name(value) else f"{place} is {value!r}, not a plain file name"
     return next((damage for at, part, wanted in parts if (damage := find_damage(part, wanted, at))), None)

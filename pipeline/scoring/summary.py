@@ -169,7 +169,7 @@ def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def label_rate(facts: Mapping[str, Any]) -> float | None:
     """Share of wrong labels that label scoring estimates; None where nothing is known of it."""
-    return None if labels_unknown(facts) else facts.get("noise_rate")
+    return None if labels_unknown(facts) else facts["noise_rate"]
 
 
 def labels_unknown(facts: Mapping[str, Any]) -> bool:

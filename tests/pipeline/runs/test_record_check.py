@@ -12,12 +12,15 @@ import httpx
 import pytest
 
 import noisegate as ng
+from noisegate.pipeline.cli.output import Output, print_summary
 from noisegate.pipeline.errors import NoisegateError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.inspect.show import read_overview
 from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.runs.resume import clear
+from noisegate.pipeline.runs.table import read_metadata, replace_columns
 from noisegate.service.api.state import Service
+from tests.embeddings import clusters, scored
 from tests.errors import refused
 from tests.fakes import estimator, pairs, write_tar
 from tests.jobs import score
@@ -83,6 +86,26 @@ def test_mutated_records_give_one_clear_error_or_are_read(run: Path, tmp_path: P
         except NoisegateError as error:  # a value of the right type that cannot work
             assert error.setting, changed
     assert refusals > MUTATIONS / 3
+
+
+def test_mutated_facts_about_labels_give_one_clear_error_or_are_read(tmp_path: Path) -> None:
+    images, true = clusters(count=60)
+    scored(tmp_path, images, labels=true)
+    run = RunFolder(tmp_path / "out")
+    (stem,) = run.stems()
+    table, metadata = run.read(stem), read_metadata(run.table(stem))
+    rng, refusals = random.Random(5), 0
+    for number in range(60):
+        changed = metadata | {"labels": mutate(metadata["labels"], rng)}
+        run.write_table(stem, replace_columns(table, {}, changed))
+        try:
+            if number % 2:
+                ng.report(run.path)
+            else:
+                print_summary(read_overview(run.path).summary, Output(as_json=True))
+        except TableError as error:
+            refusals += str(error).startswith(f"{run.table(stem)} has damaged metadata: labels.")
+    assert refusals > 30
 
 
 def test_a_listing_shows_bad_runs_beside_good_ones(run: Path, tmp_path: Path) -> None:
