@@ -39,6 +39,7 @@ METHODS = {
     "lnc": "robust training, two networks, no table",
     "ncr@osa": "robust training, two networks, with the table's weights",
     "dividemix": "robust training, two networks, no table",
+    "baseline@repaired": "plain training on the labels that the table repaired",
     "baseline@clean": "plain training on the right labels",
 }
 

@@ -25,6 +25,7 @@ from noisegate.pipeline.errors import StoppedError
 from noisegate.pipeline.system import Mask, exit_with_parent, free_unused_memory, spawn_context, write_atomically
 from noisegate.trainers.config import resolve_settings
 
+STOPPED = "stopped; run the same command again, finished cells are kept"
 CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
 max_tasks_per_child of one pool hangs in Python 3.11 when more was submitted than it allows."""
@@ -162,7 +163,7 @@ def run_cell(cell: Cell) -> CellResult:
     try:
         trained = train({**cell.config, "out": str(scratch.path)}, quiet=True)
         if trained.stopped:
-            raise StoppedError("stopped; run the same command again, finished cells are kept")
+            raise StoppedError(STOPPED)
         result = CellResult(
             **names,
             figures=trained.last,

@@ -11,8 +11,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.errors import StoppedError
 from noisegate.pipeline.system import write_atomically
 from noisegate.trainers.config import merge_trees
+
+from .cells import STOPPED
 
 FROM_SCRATCH_ONLY = ("architecture", "preprocess", "vocabulary")
 """settings of a target that come with pretrained weights"""
@@ -69,6 +72,8 @@ def pretrain(
             "out": str(folder / "runs"),
         }
         trained = train(merge_trees(merge_trees(settings, config), pretraining.config), quiet=True)
+        if trained.stopped:
+            raise StoppedError(STOPPED)
         shutil.move(trained.folder / "open_clip", weights)
         shutil.rmtree(folder / "runs")
         figures = _measure(Pretrained(weights, {}).target(config["target"]), task, held_out)

@@ -4,13 +4,16 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
+from noisegate.pipeline.errors import StoppedError
 from noisegate.trainers.bench.preset_files import ScenePreset, check_methods, check_preset, load_preset, preset_names
+from noisegate.trainers.bench.pretraining import Pretraining, pretrain
 from noisegate.trainers.bench.scene_bench import PreparedScenes, SceneBench, plan_cell, run_bench
 from noisegate.trainers.bench.scene_tables import to_markdown
 from noisegate.trainers.cli.bench import BenchChoices, expand_presets, plan_scenes
@@ -183,7 +186,7 @@ def test_a_pretrained_bench_begins_with_weights_from_other_scenes(out: Path) -> 
     preset = ScenePreset.model_validate(tree)
     notes: list[str] = []
     found = run_bench(preset, out, jobs=1, note=notes.append)
-    assert notes == ["pretraining on 64 clean scenes"]
+    assert notes.count("pretraining on 64 clean scenes") == 1
     assert [cell.error for cell in found.cells] == [None, None]
     assert [cell.figures for cell in found.cells] == [found.pretrained] * 2
     (scenes,) = (out / "data").glob("pretrained-*/scenes")
@@ -192,8 +195,19 @@ def test_a_pretrained_bench_begins_with_weights_from_other_scenes(out: Path) -> 
     assert len(drawn) == 4 and not drawn & {path.read_bytes() for path in others}
     assert "2 epochs for every method" in (text := to_markdown(found))
     assert f"The pretrained weights had {found.pretrained['rsum'] / 6:.1f} before." in text
-    run_bench(preset, out, jobs=1, note=notes.append)
-    assert len(notes) == 1, "trained once"
+    again: list[str] = []
+    run_bench(preset, out, jobs=1, note=again.append)
+    assert again == [], "drawn, scored and trained once"
+
+
+def test_a_pretraining_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-C: a stopped training leaves no weights."""
+    stopped = SimpleNamespace(stopped=True, folder=tmp_path)
+    monkeypatch.setattr("noisegate.trainers.train.train", lambda *_, **__: stopped)
+    pretraining = Pretraining(train=10)
+    with pytest.raises(StoppedError):
+        pretrain(pretraining, TINY.config, "retrieval", 32, tmp_path, tmp_path, note=lambda _: None)
+    assert not list(tmp_path.glob("data/*/retrieval.json")), "trained again by the next run"
 
 
 def test_a_preset_says_its_updates_or_its_epochs() -> None:
