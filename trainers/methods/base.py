@@ -197,7 +197,7 @@ class Method(ABC):
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval", "classification", "image_retrieval")
-    networks: ClassVar[int] = 1
+    networks: int = 1
     needs_table: ClassVar[bool] = False
     remembers: ClassVar[tuple[str, ...]] = ()
     """names of the attributes, all arrays, that a checkpoint must hold"""

@@ -1,23 +1,23 @@
 """Plain training, on everything as given (`baseline`) or on the rows that a rule selects (`select`)."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from noisegate.pipeline.runs import parse_where
 from noisegate.trainers.data import Batch
 
-from .base import ALL, Method, MethodConfig, Run, StepLoss
+from .base import MethodConfig, Run, StepLoss
+from .ensemble import Ensemble, EnsembleConfig
 from .table_inputs import require_columns
 
 
-class BaselineConfig(MethodConfig):
+class BaselineConfig(EnsembleConfig):
     """InfoNCE, triplet or cross-entropy, every sample alike."""
 
     name: Literal["baseline"] = "baseline"
 
 
-class Baseline(Method):
+class Baseline(Ensemble):
     """L = mean_i L_i (OSA Eq. 1 for image-text pairs)."""
 
     Config: ClassVar[type[MethodConfig]] = BaselineConfig
@@ -25,12 +25,12 @@ class Baseline(Method):
     def uses_all_parameters(self) -> bool:
         return self.loss_name == "info_nce" and self.config.temperature is None
 
-    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        seen = run.forward(batches[ALL])
+    def network_loss(self, batch: Batch, network: int, run: Run) -> StepLoss:
+        seen = run.forward(batch, network)
         return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
 
 
-class SelectConfig(MethodConfig):
+class SelectConfig(EnsembleConfig):
     """The plain loss over the rows for which `rule` holds."""
 
     name: Literal["select"] = "select"

@@ -89,7 +89,7 @@ class CoTeaching(Method):
     """Remember losses and predictions by row, divide the rows by them at the start of an epoch, and swap the halves."""
 
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
-    networks: ClassVar[int] = 2
+    networks: int = 2
     remembers: ClassVar[tuple[str, ...]] = ("division", "prediction", "confidence", "clean", "kept")
     asks_partner: ClassVar[bool] = True
     """whether `train` uses the partner's prediction"""

@@ -62,7 +62,7 @@ class DivideMix(Method):
 
     Config: ClassVar[type[MethodConfig]] = DivideMixConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    networks: ClassVar[int] = 2
+    networks: int = 2
     remembers: ClassVar[tuple[str, ...]] = ("confidence", "refined_label", "refined_confidence")
     config: DivideMixConfig
 

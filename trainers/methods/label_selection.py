@@ -31,7 +31,6 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, knows_classes
-from .baseline import Baseline
 from .co_teaching import mean_of_known
 
 
@@ -43,7 +42,7 @@ class LabelMatchConfig(MethodConfig):
     """learn from all samples where the network does not know the classes (`says_what_neighbours_say`); false: as published"""
 
 
-class LabelMatch(Baseline):
+class LabelMatch(Method):
     """Learn from the samples for which the zero-shot prediction is the given label."""
 
     Config: ClassVar[type[MethodConfig]] = LabelMatchConfig
@@ -81,6 +80,10 @@ class LabelMatch(Baseline):
 
     def streams(self, run: Run) -> dict[str, Stream]:
         return {ALL: Stream(self.clean)}
+
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        seen = run.forward(batches[ALL])
+        return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
 
     def sample_columns(self) -> dict[str, Array]:
         """Return the selection; nothing if the guard prevented it."""

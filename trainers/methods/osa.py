@@ -3,7 +3,7 @@
     s_i  = cos(image i, text i)                            Eq. 3   by `noisegate annotate`; table_inputs: `label_weights`
     β    = the cosine of pairs that do not match           Eq. 4   pipeline.pairs.beta: `estimate_beta`
     w_i  = x² (1 - x) where x = s_i - β > 0, else 0        Eq. 5   pipeline.pairs.osa: `osa_weight`
-    L_re = w_i L_i                                         Eq. 6   `Osa.loss`
+    L_re = w_i L_i                                         Eq. 6   `Osa.network_loss`
 
 Tables hold the weight of image-caption pairs; weights of labels are made from the embeddings beside them (`table_inputs.py`).
 
@@ -11,7 +11,6 @@ If a loss compares the images of a class (image retrieval), L_i is a mean over t
 own weights: the paper does not say so, but otherwise a wrong label would enter the losses of all images with that label.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -26,7 +25,8 @@ from noisegate.pipeline.settings import check_beta_mode
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import weighted
 
-from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
+from .base import Array, MethodConfig, Run, StepLoss
+from .ensemble import Ensemble, EnsembleConfig
 from .table_inputs import LABEL_WEIGHT, describe_missing, label_weights, open_finished_run, require_columns
 
 FEW_WEIGHTED = 0.1
@@ -34,7 +34,7 @@ FEW_WEIGHTED = 0.1
 AUTO = {"retrieval": "osa_weight", **LABEL_WEIGHT}
 
 
-class OsaConfig(MethodConfig):
+class OsaConfig(EnsembleConfig):
     """Which weights to use, and how they enter the loss."""
 
     name: Literal["osa"] = "osa"
@@ -51,7 +51,7 @@ class OsaConfig(MethodConfig):
     """samples without weight are no negatives for the others either"""
 
 
-class Osa(Method):
+class Osa(Ensemble):
     """L_re = w_i L_i (Eq. 6), scaled by `mode` so that the learning rate keeps its meaning."""
 
     Config: ClassVar[type[MethodConfig]] = OsaConfig
@@ -136,13 +136,12 @@ class Osa(Method):
     def uses_all_parameters(self) -> bool:
         return self.loss_name == "info_nce" and self.config.temperature is None
 
-    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        batch = batches[ALL]
+    def network_loss(self, batch: Batch, network: int, run: Run) -> StepLoss:
         weight = run.gather(self.weights(batch))
         held = int((weight > 0).sum())
         if held == 0:
             return StepLoss(None)
-        seen = run.forward(batch)
+        seen = run.forward(batch, network)
         weight = weight.to(seen.rows.device, non_blocking=True)
         each = self.losses(seen, negatives=weight > 0 if self.config.drop_negatives else None, trust=weight)
         total = weighted(self.weigh(each, seen.rows), weight, mode=self.config.mode, mean_weight=self.mean_weight)

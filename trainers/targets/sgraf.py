@@ -149,8 +149,11 @@ class SGR(nn.Module):
         self.renew = nn.ModuleList(nn.Linear(width, width) for _ in range(steps))
 
     def forward(self, nodes: Tensor, real: Tensor) -> Tensor:
-        for incoming, outgoing, renew in zip(self.incoming, self.outgoing, self.renew, strict=True):
-            affinity = incoming(nodes) @ outgoing(nodes).transpose(-1, -2)
+        for step, (incoming, outgoing, renew) in enumerate(
+            zip(self.incoming, self.outgoing, self.renew, strict=True), 1
+        ):
+            renewed = nodes[..., :1, :] if step == len(self.renew) else nodes  # only the global node is read afterwards
+            affinity = incoming(renewed) @ outgoing(nodes).transpose(-1, -2)
             known = affinity.masked_fill(~real.unsqueeze(-2), -torch.inf)  # the global node is always real
             edges = known.softmax(dim=-1)
             nodes = torch.relu(renew(edges @ nodes))

@@ -25,6 +25,7 @@ STEPS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     *((name, (0, 2), {}) for name in METHODS),
     *((name, (2,), {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro")),
     *((name, (2,), {"loss": "info_nce"}) for name in ("lnc", "gsl", "decl")),
+    *((name, (2,), {"networks": 2}) for name in ("baseline", "select", "osa")),
     ("crcl", (2,), {"preset": "code"}),
     ("npc", (2,), {"bank_loss": 0}),
     ("deft", (1,), {"detect": 2}),  # after its warm-up, before the clean samples are chosen
