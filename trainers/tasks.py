@@ -53,11 +53,14 @@ def evaluate_retrieval(
         recalls = {"": BlockRecall(total, owner, ks)}
         if folds > 1:
             recalls["fold_"] = BlockRecall(total, owner, ks, folds)
-        for start, similarity in _compare(target, images, texts, block):
+        rows: Iterable[tuple[int, Float32]] = _compare(target, images, texts, block)
+        whole = total * len(owner) <= block  # then a second pass need not compare again
+        rows = list(rows) if whole else rows
+        for start, similarity in rows:
             for recall in recalls.values():
                 recall.add(start, similarity)
         if inexact := [recall for recall in recalls.values() if not recall.is_exact()]:
-            for start, similarity in _compare(target, images, texts, block):
+            for start, similarity in rows if whole else _compare(target, images, texts, block):
                 for recall in inexact:
                     recall.count(start, similarity)
     figures = {name: value for start, recall in recalls.items() for name, value in _named(recall.result(), start)}

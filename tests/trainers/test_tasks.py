@@ -154,6 +154,15 @@ def by_loops(table: np.ndarray, owner: np.ndarray, k: int) -> tuple[float, float
     return 100 * float(np.mean(i2t)), 100 * float(np.mean(t2i))
 
 
+@pytest.mark.parametrize(("block", "passes"), [(1600, 1), (1599, 2)])
+def test_similarities_that_fit_into_memory_are_computed_once(block: int, passes: int) -> None:
+    """Also where ranks are beyond the largest K, for whose median others are compared a second time."""
+    target = Known(np.random.default_rng(2).normal(size=(40, 40)))
+    figures = evaluate_retrieval(target, rows_of(np.arange(40)), block=block)
+    assert figures["t2i_medr"] > 10
+    assert sum(target.pairs) == passes * 1600
+
+
 @pytest.mark.parametrize("block", [1, 40, 16_000_000])
 def test_figures_agree_with_loops_over_ranks(block: int) -> None:
     rng = np.random.default_rng(1)

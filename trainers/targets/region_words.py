@@ -83,7 +83,14 @@ class RegionWords(Target):
         return {"vectors": self.pool_texts(parts, mask), "parts": parts, "mask": mask}
 
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Compute similarities (Bi, Bt) in float32, block by block, so that memory does not grow with the number of pairs."""
+        """Compute similarities (Bi, Bt) in float32, block by block, so that memory does not grow with the number of pairs.
+
+        In evaluation texts are compared by length: a block is as long as its longest text.
+        """
+        order = None
+        if not self.training and len(texts["mask"]) > 1:
+            order = texts["mask"].sum(dim=1).argsort(stable=True)
+            texts = take(texts, order)
         pair = (texts["mask"].shape[1] + 1) * self.width
         across = max(1, min(count(images), self.config.block // pair))
         down = max(1, self.config.block // (pair * across))
@@ -93,7 +100,8 @@ class RegionWords(Target):
             )
             for i in range(0, count(images), across)
         ]
-        return torch.cat(rows) if rows else images["vectors"].new_zeros(0, count(texts))
+        table = torch.cat(rows) if rows else images["vectors"].new_zeros(0, count(texts))
+        return table if order is None else table[:, order.argsort()]
 
     def _block(self, images: Encoded, texts: Encoded) -> Tensor:
         longest = max(1, int(texts["mask"].any(dim=0).sum()))  # words come first, so the rest is padding
