@@ -70,7 +70,7 @@ class Loop:
         if state.measuring:  # the run was killed during this evaluation
             self._finish_epoch()
         while not state.over and not self._is_stop_asked(stop):
-            self.context.epoch, self.context.batch, self.context.step = state.epoch, state.batches, state.step
+            self.context.epoch, self.context.batch = state.epoch, state.batches
             if state.batch == 0:
                 self.method.begin_epoch(self.context)
             self.streams.begin(state.epoch, self.method.streams(self.context))
@@ -98,7 +98,7 @@ class Loop:
         for batches in self.streams.batches(state.batch):
             rate = self._set_rate(schedule.factor(state.epoch + state.batch // loop.accumulate / updates))
             state.batch, state.batches = state.batch + 1, state.batches + 1
-            self.context.batch, self.context.step = state.batches, state.step
+            self.context.batch, self.context.done = state.batches, (state.epoch + (state.batch - 1) / length) / self.epochs
             due = state.batch % loop.accumulate == 0 or state.batch == length
             together = min(loop.accumulate, length - (state.batch - 1) // loop.accumulate * loop.accumulate)
             loss, logs = self.backward(batches, together)

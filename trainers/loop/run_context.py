@@ -74,7 +74,8 @@ class RunContext:
     ) -> None:
         self.task: str = config.task.name
         self.seed = config.seed
-        self.epoch = self.step = self.batch = 0
+        self.epoch = self.batch = 0
+        self.done = 0.0
         self.total_rows = data.total_rows
         self.stems = [stem for stem, _ in data.row_keys()]
         self.device = device

@@ -122,7 +122,8 @@ class Run(Protocol):
     task: str
     seed: int
     epoch: int
-    step: int
+    done: float
+    """share of all batches of all epochs that came before this one, in [0, 1)"""
     total_rows: int
     stems: list[str]
     """names of the tables or shards, in the order of the global row numbers"""

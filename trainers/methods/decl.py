@@ -22,7 +22,7 @@ Hinges ruin a pretrained network of cosines, and a weak one believes so few pair
 nothing; therefore ỹ is used there.
 
 The published code squashes SGRAF's last number by tanh; here s is the cosine, or 2 S - 1 of a target whose S is a sigmoid.
-There n falls by η = .025 with each update, from 128 to 5 in the first tenth of the updates on Flickr30K; here the tenth is the
+There n falls by η = .025 with each update, from 128 to 5 in the first tenth of the training on Flickr30K; here the tenth is the
 setting, whatever the number of updates.
 """
 
@@ -62,7 +62,7 @@ class DeclConfig(MethodConfig):
     hardest: int = Field(default=5, ge=1)
     """μ: negatives of each pair at the end"""
     anneal: float = Field(default=0.1, ge=0, le=1)
-    """share of the updates until the number of negatives is down at μ; 0: μ from the start"""
+    """share of the training until the number of negatives is down at μ; 0: μ from the start"""
 
 
 class Decl(Method):
@@ -143,8 +143,7 @@ class Decl(Method):
 
     def hardness(self, size: int, run: Run) -> int:
         """Return n for a batch of `size` pairs."""
-        updates = self.config.anneal * self.total_epochs * run.total_rows / size
-        done = 1.0 if updates < 1 else min(1.0, run.step / updates)
+        done = min(1.0, run.done / self.config.anneal) if self.config.anneal else 1.0
         least = min(self.config.hardest, size - 1)
         return max(least, int((size - 1) - done * (size - 1 - least)))
 

@@ -78,14 +78,23 @@ def test_hinges_of_the_hardest_by_loops() -> None:
 
 
 def test_negatives_get_fewer(scored: Path, tmp_path: Path) -> None:
-    """160 rows in batches of 32 make 20 updates in 4 epochs, a tenth are 2; from all 31 to 5."""
-    tree = describe(scored, tmp_path, "decl")
-    with opened({**tree, "loop": {**tree["loop"], "epochs": 4}}) as steps:
+    """From all 31 to 5 in the first tenth of the training."""
+    with opened(describe(scored, tmp_path, "decl")) as steps:
         assert isinstance(steps.method, Decl)
-        for step, negatives in ((0, 31), (1, 18), (2, 5), (50, 5)):
-            steps.context.step = step
+        for done, negatives in ((0, 31), (0.05, 18), (0.1, 5), (0.9, 5)):
+            steps.context.done = done
             assert steps.method.hardness(32, steps.context) == negatives
             assert steps.method.hardness(4, steps.context) == 3
+
+
+@pytest.mark.parametrize(("accumulate", "negatives"), [(1, [31, 28, 25, 23, 20, 18, 15, 12, 10, 7]), (5, [20, 7])])
+def test_negatives_get_fewer_by_the_batch_however_many_make_an_update(
+    scored: Path, tmp_path: Path, accumulate: int, negatives: list[int]
+) -> None:
+    """Ten batches in two epochs: int(31 - 26 k / 10) in batch k, of which the log has the last one of each update."""
+    tree = {**describe(scored, tmp_path, "decl", anneal=1.0), "loop": {"epochs": 2, "device": "cpu"}}
+    result = train({**tree, "loop": {**tree["loop"], "accumulate": accumulate}}, quiet=True)
+    assert curve(result.folder, "negatives") == [(count,) for count in negatives]
 
 
 @pytest.mark.parametrize("how", [{}, {"hinge": 2.0, "temperature": 0.2}])
