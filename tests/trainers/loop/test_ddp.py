@@ -18,7 +18,7 @@ from tests.trainers.runs import curve, settings, weights
     [({"name": "osa"}, "weighted_share"), ({"name": "npc", "warmup": 0, "threshold": 0.5}, "weight")],
 )
 def test_two_processes_give_the_loss_of_one(scored: Path, tmp_path: Path, method: dict[str, Any], logged: str) -> None:
-    """OSA with weights that differ between the halves, and NPC with its trial step and bank, which each process reads by itself.
+    """OSA with weights that differ between the halves, and NPC with its trial step and bank, which each process reads.
 
     The gradients of both towers and of the scale are averaged.
     """
