@@ -313,7 +313,7 @@ def _config_error(error: ValidationError, kind: type[BaseModel], prefix: str = "
         default = field.get_default(call_default_factory=True)
         setting = ".".join([prefix, *parts[: depth + 1]] if prefix else parts[: depth + 1])
         sample = field.examples[0] if field.examples else default
-        example = "" if sample in ({}, ()) else f", for example {setting}={_to_yaml(sample)}"
+        example = "" if sample in ({}, (), None) else f", for example {setting}={_to_yaml(sample)}"
     message = _INSTANCE.sub("", first["msg"][0].lower() + first["msg"][1:])
     return ConfigError(f"{name}={_to_yaml(first.get('input'))}: {message}{example}", name, first.get("input"))
 

@@ -37,6 +37,7 @@ def review(
     """
     from noisegate.pipeline.inspect.review import read_figures, recalibrate
     from noisegate.pipeline.inspect.review_files import export_marks, import_marks
+    from noisegate.pipeline.runs.table import RunFolder
 
     output = Output(as_json)
     if take is not None:
@@ -50,7 +51,7 @@ def review(
     figures = read_figures(folder)
     if figures is None:
         output.say("There are no marks yet. Start the page, open Browse, and mark samples with the keys k, d and r:")
-        output.say(f"[cyan]{escape(program('serve', '--run', str(folder)))}[/]")
+        output.say(f"[cyan]{escape(program(*RunFolder.to_read(folder).browse_words()))}[/]")
         output.result({"marks": None})
         return
     print_figures(figures, output)

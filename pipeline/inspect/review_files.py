@@ -1,5 +1,6 @@
 """Export marks to a CSV or Parquet file, and import marks that were made elsewhere."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
@@ -40,7 +41,8 @@ def export_marks(folder: str | Path, out: str | Path) -> int:
     run.recorded()
     marks = run.reviews.read()
     if not marks:
-        raise ConfigError.of("run", folder, f"has no marks yet; make some: noisegate serve --run {folder}, then Browse")
+        command = shlex.join(["noisegate", *run.browse_words()])
+        raise ConfigError.of("run", folder, f"has no marks yet; make some: {command}, then Browse")
     columns = [list(column) for column in zip(*map(_plain, marks), strict=True)]
     table = pa.table(columns, schema=SCHEMA)
     with whole_file(target) as file:

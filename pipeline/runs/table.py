@@ -301,6 +301,11 @@ class RunFolder(StoredFolder):
             )
         return run
 
+    def browse_words(self) -> list[str]:
+        """Return the command that opens the run in the browser, without the program's name."""
+        model = [] if (self.read_run() or {}).get("model") else ["--model", "embedded"]  # serve would ask for one
+        return ["serve", "--run", str(self.path), *model]
+
     def write_run(self, run: Mapping[str, Any]) -> None:
         write_atomically(self.run_file, _json(run, indent=1) + b"\n")
 

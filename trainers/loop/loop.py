@@ -98,7 +98,10 @@ class Loop:
         for batches in self.streams.batches(state.batch):
             rate = self._set_rate(schedule.factor(state.epoch + state.batch // loop.accumulate / updates))
             state.batch, state.batches = state.batch + 1, state.batches + 1
-            self.context.batch, self.context.done = state.batches, (state.epoch + (state.batch - 1) / length) / self.epochs
+            self.context.batch, self.context.done = (
+                state.batches,
+                (state.epoch + (state.batch - 1) / length) / self.epochs,
+            )
             due = state.batch % loop.accumulate == 0 or state.batch == length
             together = min(loop.accumulate, length - (state.batch - 1) // loop.accumulate * loop.accumulate)
             loss, logs = self.backward(batches, together)

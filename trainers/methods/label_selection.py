@@ -160,7 +160,9 @@ class Aum(Method):
 
     def begin_epoch(self, run: Run) -> None:
         if run.epoch in (self.turn, 2 * self.turn):
-            run.restart(self.total_epochs - run.epoch)  # margins are noted while the learning rate is high, as published
+            run.restart(
+                self.total_epochs - run.epoch
+            )  # margins are noted while the learning rate is high, as published
         if run.epoch == 2 * self.turn:
             self._select(run)
 

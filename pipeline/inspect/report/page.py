@@ -221,8 +221,7 @@ def next_commands(
     arrays = "limits" not in (recorded.get("reading") or {})  # a run that was scored from embeddings has no shards
     kind = "csv" if arrays else "shards"
     rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
-    model = "" if recorded.get("model") else " --model embedded"  # without one in the record, serve asks for one
-    look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}{model}")
+    look = ("look at more samples and mark them by hand", shlex.join(["noisegate", *run.browse_words()]))
     no_labels_known = view.noun == "label" and labels_unknown(metadata.get("labels") or {})
     if no_labels_known or (view.calibration and tells_nothing(view.calibration)):
         return [look]
