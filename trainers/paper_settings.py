@@ -44,6 +44,10 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
     "lnc": _ncr_family(3, 40, 30),
     "gsl": _ncr_family(10, 40, 30),
     "bicro": _ncr_family(10, 40, 30, one_percent=True, warmup_share=0.3),
+    "in2r": {
+        **_ncr_family(1, 40, 15, one_percent=True, memory=65_536, temperature=0.05),
+        "optimizer": {**_ADAM, "name": "adamw", "lr": 5e-4, "weight_decay": 1e-4},
+    },
     "crcl": {
         "method": {"pieces": [5, 5, 5, 30], "label": "probability"},
         "data": {"batch_size": 128},

@@ -113,7 +113,8 @@ def train(
             progress.note(note)
         described = _resolve_target(checked, data)
         networks = [
-            build_network(described, parsed.seed, i, weights=checkpoint is None) for i in range(checked.method.networks)
+            build_network(described, parsed.seed, 0 if checked.method.same_start else i, weights=checkpoint is None)
+            for i in range(checked.method.networks)
         ]
         resolved = {"target": networks[0].config, "method": checked.method.config}
         parsed = parsed.model_copy(update={name: part.model_dump(mode="json") for name, part in resolved.items()})

@@ -118,6 +118,7 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     ),
     "bicro_probability": (_NUMBER, "p, the Beta mixture's clean posterior of the pair's loss (BiCro)"),
     "bicro_label": (_NUMBER, "ỹ, the label by the consistency of image and text similarities to clean anchors (BiCro)"),
+    "in2r_probability": (_NUMBER, "w, the Gaussian mixture's clean posterior of the pair's loss (IN2R)"),
     "decl_uncertainty": (_NUMBER, "u, 1 where nothing in the batch speaks for any match, mean of both ways (DECL)"),
     "npc_weight": (_NUMBER, "w, the pair's confidence weight when it was last trained on, 1 for a harmless one (NPC)"),
     "npc_probability": (_NUMBER, "clean posterior of the mixture that fills the memory bank (NPC)"),

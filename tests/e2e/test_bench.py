@@ -9,7 +9,7 @@ from noisegate import METHODS
 from tests.commands import called
 
 SCENES = {"scenes-retrieval": 240, "scenes-classification": 160, "scenes-image-retrieval": 450}  # scenes to train on
-ON_REQUEST = {"npc", "bicro", "decl", "label_match", "aum", "deft"}  # by --methods; their own tests train them
+ON_REQUEST = {"npc", "bicro", "in2r", "decl", "label_match", "aum", "deft"}  # by --methods; their own tests train them
 
 
 def test_every_method_is_compared(tmp_path: Path) -> None:

@@ -302,6 +302,7 @@ PAPERS = {  # batch size, learning rate, all epochs, warm-up of the method
     "lnc": (128, 2e-4, 43, 3),
     "gsl": (128, 2e-4, 50, 10),
     "bicro": (128, 2e-4, 50, 10),
+    "in2r": (128, 5e-4, 41, 1),
     "crcl": (128, 5e-4, 45, None),
     "npc": (256, 2e-7, 5, None),
     "decl": (128, 2e-4, 45, 5),

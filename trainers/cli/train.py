@@ -38,7 +38,8 @@ def train(
         str | None,
         _option(
             "--method",
-            "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr, dividemix, label_match, aum or deft.",
+            "baseline, select, osa; for pairs ncr, lnc, gsl, crcl, npc, bicro, in2r, decl; for classes tango, ssr, dividemix, "
+            "label_match, aum, deft.",
         ),
     ] = None,
     shards: Annotated[
@@ -93,7 +94,7 @@ def train(
     [cyan]noisegate train --resume runs/001-osa[/]
 
     Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
-    ncr, lnc, gsl, bicro (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces),
+    ncr, lnc, gsl, bicro, in2r (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces),
     npc (weights by a trial step) and decl (evidence and uncertainty); for classes
     tango (labels refined by text anchors and neighbours), ssr, dividemix, label_match (zero-shot agrees), aum (margins),
     deft (negative texts).

@@ -57,8 +57,11 @@ class Loop:
         self._log, self._progress, self._evaluate, self._monitor = log, progress, evaluate, monitor
         self.state = LoopState()
         self.epochs = method.epochs(config.loop.epochs)
-        optimizer = build_optimizer(config.optimizer, networks)
-        self._module, self._optimizer = fabric.setup(StepModule(networks, method, context), optimizer)
+        self._method_modules = method.modules(networks).to(fabric.device)
+        optimizer = build_optimizer(config.optimizer, [*networks, self._method_modules])
+        self._module, self._optimizer = fabric.setup(
+            StepModule(networks, self._method_modules, method, context), optimizer
+        )
         self._average = WeightAverage(networks, config.loop.ema) if config.loop.ema is not None else None
         context.on_restart, context.on_trial = self._restart, self._try_update
 
@@ -221,12 +224,15 @@ class Loop:
         return value, logs
 
     def update(self) -> float:
-        """Clip, step and average; return the largest gradient norm of a network before clipping."""
+        """Clip, step and average; return the largest gradient norm of a network, or a module of the method, before clipping."""
         optimizer = self._optimizer
         self.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
         largest = self.config.loop.clip if self.config.loop.clip is not None else math.inf
-        norms = [torch.nn.utils.clip_grad_norm_(network.parameters(), largest) for network in self.networks]
-        norm = float(torch.stack(norms).max())
+        parts = (*self.networks, *self._method_modules)
+        norms = [torch.nn.utils.clip_grad_norm_(part.parameters(), largest) for part in parts]
+        norm = float(
+            torch.stack([norm.to(self.fabric.device) for norm in norms]).max()
+        )  # without gradients: on the CPU
         # the gradient scaler of 16-mixed tries large scales and lowers them by itself
         if not math.isfinite(norm) and self.config.loop.precision != "16-mixed":
             self._count_not_finite(f"the gradient's norm is {norm}")
@@ -325,6 +331,7 @@ class Loop:
             "optimizer": tensors,
             "rng": rng,
             "method": self.method.state_dict(),
+            "method_modules": self._method_modules.state_dict(),
             "average": {} if self._average is None else self._average.weights,
         }
         facts = {
@@ -350,6 +357,7 @@ class Loop:
         self.context.restarts = self.state.restarts
         for i, network in enumerate(self.networks):
             network.load_state_dict(checkpoint.group(f"network{i}"))
+        self._method_modules.load_state_dict(checkpoint.group("method_modules"))
         load_optimizer(self._optimizer, checkpoint.group("optimizer"), facts["optimizer"])
         self.fabric.strategy.precision.load_state_dict(facts["precision"])
         self.method.load_state_dict({name: tensor.numpy() for name, tensor in checkpoint.group("method").items()})

@@ -260,11 +260,13 @@ class StepInput:
 
 
 class StepModule(nn.Module):
-    """All networks and the method's loss as one module that Fabric and DDP wrap."""
+    """All networks, the method's own modules and its loss as one module that Fabric and DDP wrap."""
 
-    def __init__(self, networks: Sequence[Target], method: Method, run: RunContext) -> None:
+    def __init__(
+        self, networks: Sequence[Target], method_modules: nn.ModuleList, method: Method, run: RunContext
+    ) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(networks)
+        self.networks, self.method_modules = nn.ModuleList(networks), method_modules
         self._method, self._run = method, run
 
     def forward(self, work: StepInput) -> tuple[Tensor | None, dict[str, float | Tensor]]:

@@ -18,6 +18,7 @@ from .decl import Decl
 from .deft import Deft
 from .dividemix import DivideMix
 from .gsl import Gsl
+from .in2r import In2r
 from .label_selection import Aum, LabelMatch
 from .lnc import Lnc, Ncr
 from .npc import Npc
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "crcl": Crcl,
     "npc": Npc,
     "bicro": BiCro,
+    "in2r": In2r,
     "decl": Decl,
     "tango": Tango,
     "ssr": Ssr,

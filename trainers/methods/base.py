@@ -19,7 +19,7 @@ in the middle of an epoch loads the state and does not call begin_epoch again, s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -29,7 +29,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs import READ_BY_NAME
@@ -199,6 +199,8 @@ class Method(ABC):
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval", "classification", "image_retrieval")
     networks: int = 1
+    same_start: ClassVar[bool] = False
+    """whether all networks start from the same weights"""
     needs_table: ClassVar[bool] = False
     remembers: ClassVar[tuple[str, ...]] = ()
     """names of the attributes, all arrays, that a checkpoint must hold"""
@@ -216,6 +218,13 @@ class Method(ABC):
         self._weights: Tensor | None = None  # (total_rows,), the column method.weights
 
     # --- what it needs ---------------------------------------------------------------------------------------------------
+
+    def modules(self, networks: Sequence[Target]) -> nn.ModuleList:
+        """Make the modules that the method learns beside the networks, for `loss` to call.
+
+        They are optimised, clipped and saved like the networks, but `Run.restart` does not initialise them again.
+        """
+        return nn.ModuleList()
 
     def columns(self) -> tuple[str, ...]:
         """Columns of the table that come with every batch."""

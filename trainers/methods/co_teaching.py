@@ -1,10 +1,10 @@
-"""Two networks that divide the data for each other: the base of LNC, NCR, GSL and BiCro.
+"""Two networks that divide the data for each other: the base of LNC, NCR, GSL, BiCro and IN2R.
 
-Networks A and B (numbers 0 and 1) start from different weights and see the data in different orders. Each epoch the
-per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that a network
-does not confirm its own mistakes. Evaluation averages the similarities of both. The noisy half learns only after half of the
-epochs that follow the warm-up, as in NCR's published code: a wrong pair has a gradient even at margin 0 (LNC Eq. 10), and by
-then its label is known best.
+Networks A and B (numbers 0 and 1) start from different weights (IN2R: from the same) and see the data in different orders.
+Each epoch the per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so
+that a network does not confirm its own mistakes. Evaluation averages the similarities of both. The noisy half learns only
+after half of the epochs that follow the warm-up (IN2R: at once), as in NCR's published code: a wrong pair has a gradient even
+at margin 0 (LNC Eq. 10), and by then its label is known best.
 
 Two procedures are known:
 
@@ -219,7 +219,7 @@ class CoTeaching(Method):
         logs: dict[str, float | Tensor] = {}
         for name, batch in batches.items():
             network = NAMES.index(name.partition("_")[0])
-            seen = run.forward(batch, network)
+            seen = self.view(batch, network, run)
             if len(seen.rows) < 2:
                 continue
             rows = seen.rows.cpu().numpy()
@@ -233,6 +233,10 @@ class CoTeaching(Method):
             if self.config.procedure == "lean":
                 self.division[network, rows] = standardise(step.division.detach().float()).cpu().numpy()
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
+
+    def view(self, batch: Batch, network: int, run: Run) -> Seen:
+        """Encode a batch for a step."""
+        return run.forward(batch, network)
 
     def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
         """Return the other network's results: the swap of co-teaching."""

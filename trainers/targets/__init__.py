@@ -19,12 +19,14 @@ from .base import (
     text_anchored_logits,
 )
 from .build import TARGETS, Ensemble, as_one, build_target, load_target, resolve_target, save_target, target_config
+from .region_words import RegionWordsConfig
 
 __all__ = [
     "PROMPT",
     "TARGETS",
     "Encoded",
     "Ensemble",
+    "RegionWordsConfig",
     "Target",
     "TargetConfig",
     "as_one",

@@ -56,10 +56,11 @@ class MethodSteps:
                 self.method.loss(batches, self.context)
 
     def step(self, weights: Weights | None) -> tuple[float, list[torch.Tensor]]:
-        """Loss and gradients of all parameters; what the method remembers stays as it was."""
+        """Loss and gradients of all parameters, the method's own included; what the method remembers stays as it was."""
         before = {name: np.array(value) for name, value in self.method.state_dict().items()}
-        for network in self.context.networks:
-            network.train().zero_grad()
+        modules = [*self.context.networks, *self.loop._method_modules]
+        for module in modules:
+            module.train().zero_grad()
         self.method._weights = None
         if weights is not None:
             self.method.set_weights(weights)
@@ -67,7 +68,7 @@ class MethodSteps:
         assert loss is not None
         loss.backward()
         self.method.load_state_dict(before)
-        parameters = [p for network in self.context.networks for p in network.parameters() if p.requires_grad]
+        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
         return float(loss.detach()), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
 
 

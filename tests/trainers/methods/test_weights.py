@@ -23,8 +23,8 @@ from tests.trainers.runs import TARGET, curve, settings
 
 STEPS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     *((name, (0, 2), {}) for name in METHODS),
-    *((name, (2,), {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro")),
-    *((name, (2,), {"loss": "info_nce"}) for name in ("lnc", "gsl", "decl")),
+    *((name, (2,), {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro", "in2r")),
+    *((name, (2,), {"loss": "info_nce"}) for name in ("lnc", "gsl", "in2r", "decl")),
     *((name, (2,), {"networks": 2}) for name in ("baseline", "select", "osa")),
     ("crcl", (2,), {"preset": "code"}),
     ("npc", (2,), {"bank_loss": 0}),

@@ -15,7 +15,10 @@ from tests.trainers.small_targets import batch as rows_from
 
 
 class VectorTarget:
-    """As much of a target as GSL asks for."""
+    """As much of a target as GSL and IN2R ask for."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
 
     def vector_similarity(self, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
         return one["vectors"] @ other["vectors"].T
@@ -61,7 +64,7 @@ class TwoNetworks:
         )
 
     def network(self, network: int = 0) -> VectorTarget:
-        return VectorTarget()
+        return VectorTarget(self.images.shape[2])
 
     def measure_each(self, function: Callable[[Seen, int], Mapping[str, Tensor]]) -> list[dict[str, NDArray[Any]]]:
         self.passes += 1
