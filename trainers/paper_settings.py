@@ -45,7 +45,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
     "gsl": _ncr_family(10, 40, 30),
     "bicro": _ncr_family(10, 40, 30, one_percent=True, warmup_share=0.3),
     "in2r": {
-        **_ncr_family(1, 40, 15, one_percent=True, memory=65_536, temperature=0.05),
+        **_ncr_family(1, 40, 15, one_percent=True, memory=65_536, memory_of="partner", temperature=0.05),
         "optimizer": {**_ADAM, "name": "adamw", "lr": 5e-4, "weight_decay": 1e-4},
     },
     "crcl": {

@@ -199,7 +199,7 @@ class Method(ABC):
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval", "classification", "image_retrieval")
     networks: int = 1
-    same_start: ClassVar[bool] = False
+    same_start: bool = False
     """whether all networks start from the same weights"""
     needs_table: ClassVar[bool] = False
     remembers: ClassVar[tuple[str, ...]] = ()

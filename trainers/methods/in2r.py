@@ -1,22 +1,30 @@
 """IN2R, Intra-modal Neighbor-aware Noise Rectification (Liu et al., ICML 2026). Two networks, A and B.
 
     ℓ(S)_i = ½ Σ_both ways [-log p_ii + a (1 - p_ii)], p = softmax(S / τ)            `symmetric_cross_entropy`
-    warm-up: ℓ(v·t) + ℓ(v·v') + ℓ(t·t'); v', t': the same samples encoded again       `In2r.warm_up`
-    w_i  = clean posterior of a Gaussian mixture over mean hinges; clean: w_i > δ     pipeline.methods.mixtures: `gmm_split`
-    clean pairs: hardest hinges of v·t with margin α, of v·v' and t·t' with α_v       `In2r.train`
-    memory: v and t of pairs at least as sure as clean ones are on average            `In2r.remember`
-    t*_i = G(t_n of the K pairs n in the memory whose v_n is nearest to v_i)          `In2r.rectified_loss`, `GraphRefiner`
+    warm-up: ℓ(v·t) + ℓ(v·v') + ℓ(t·t'); v', t': the same samples encoded again      `In2r.warm_up`
+    w_i  = clean posterior of a Gaussian mixture over mean hinges; clean: w_i > δ    pipeline.methods.mixtures: `gmm_split`
+    clean pairs: hardest hinges of v·t with margin α, of v·v' and t·t' with α_v      `In2r.train`
+    memory: v and t of pairs at least as sure as clean ones are on average           `In2r.remember`
+    t*_i = G(t_n of the K pairs n in the memory whose v_n is nearest to v_i)         `In2r.rectified_loss`, `GraphRefiner`
     v*_i = G(v_n of the K pairs n in the memory whose t_n is nearest to t_i)
-    noisy pairs: c [ℓ(v·t*)_i + ℓ(t·v*)_i]
+    noisy pairs: c / B [ℓ(v·t*)_i + ℓ(t·v*)_i], among the noisy pairs of the batch
 
 v_i, t_i: image and text vectors of pair i. A wrong pair does not learn from its own text, but from what the texts of similar
 images have in common, and in the same way from its text's side. G is one layer of attention among the K neighbours; it learns
-with the network. A learns by B's division and from B's memory (`co_teaching.py`), so both networks start from the same weights:
-their spaces must agree.
+with the network. A learns by B's division and B by A's (`co_teaching.py`).
 
-The paper's text was not at hand: this follows its published code, which takes the sum of the clean hinges and the mean of the
-noisy losses; here both are losses per pair. There K is an option of 1 or more, and the memory holds 65,536 pairs. Left out:
-vectors centred in each batch, and dropout of G.
+Of the paper only the abstract was at hand; the rest follows its published code. Different here:
+
+- A network asks its own memory, into which go the pairs that its partner is sure of. There it asks its partner's
+  (`memory_of: partner`), so both start from the same weights, for their vectors must agree. Two networks from different weights
+  are much better together: rSum 220.9 in place of 184.9 on 500 training photos of Flickr8k that were held out (region features
+  from scratch, 40 % noise, `loss: info_nce`, one seed). For pretrained weights it makes little difference.
+- Pairs are compared with the mean confidence of the division that they come from; there with that of the other one.
+- Losses are per pair. There clean hinges are added up and noisy losses averaged, hence c / B; with `loss: info_nce`, which is
+  not published, both are averaged, and c stands alone.
+- A and B learn in the same steps; there in turn, an epoch each.
+- K is 5, the default of the published G (its script: 1), and the memory is smaller by default. Vectors are not centred in each
+  batch, and G has no dropout.
 """
 
 import math
@@ -64,12 +72,16 @@ class In2rConfig(CoTeachingConfig):
     """epochs, of loop.epochs, in which all samples count as given"""
     noisy_from: float = Field(default=0.0, ge=0, le=1)
     """share of the epochs after the warm-up in which noisy pairs do not learn; they never learn from their own text"""
+    views: bool = True
+    """also learn which two views of images, and of texts, are of the same sample; views differ by dropout and the like"""
     view_margin: float = Field(default=0.3, gt=0)
     """α_v, between two views of images or texts"""
     neighbours: int = Field(default=5, ge=1)
     """K"""
     memory: int = Field(default=16_384, ge=1)
     """sure pairs that each network remembers, the latest; published: 65,536"""
+    memory_of: Literal["own", "partner"] = "own"
+    """whose memory a network asks; partner: published, and both networks then start from the same weights"""
     correction: float = Field(default=0.5, ge=0)
     """c; 0: noisy pairs do not learn"""
 
@@ -93,11 +105,13 @@ class In2r(CoTeaching):
     Config: ClassVar[type[MethodConfig]] = In2rConfig
     config: In2rConfig
     asks_partner: ClassVar[bool] = False
-    same_start: ClassVar[bool] = True
     remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "sure", "remembered")
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
+        self.same_start = (
+            self.config.memory_of == "partner"
+        )  # vectors of the partner mean the same as one's own only then
         self.sure = np.zeros(2, np.float32)  # mean confidence of each network's clean half
         self.remembered = np.zeros(2, np.int64)  # pairs that each network has put into its memory so far
         self.memory = torch.zeros(2, 2, 0, 0)  # unit vectors by network and side, (2, 2, M, d): images, texts
@@ -148,8 +162,9 @@ class In2r(CoTeaching):
     # --- a step ------------------------------------------------------------------------------------------------------------
 
     def view(self, batch: Batch, network: int, run: Run) -> Seen:
-        """Encode the batch twice: dropout makes two views of each sample."""
-        self._views[network] = run.forward(batch, network)
+        """Encode the batch, twice if views are compared."""
+        if self.config.views:
+            self._views[network] = run.forward(batch, network)
         return super().view(batch, network, run)
 
     def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
@@ -161,9 +176,10 @@ class In2r(CoTeaching):
 
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
         each, none = self.measure_batch(seen, network, run)
-        of_views = [self._own_loss(side, seen) for side in self._between_views(seen, network, run)]
-        own = self.plain_loss(seen, hardest=self.loss_name == PAPER_LOSS)
-        loss = (own + of_views[0] + of_views[1]) * partner.clean
+        loss = self.plain_loss(seen, hardest=self.loss_name == PAPER_LOSS)
+        for similarity in self._between_views(seen, network, run):
+            loss = loss + self._view_loss(similarity, seen)
+        loss = loss * partner.clean
         self.remember(seen, network, partner.clean & (partner.confidence >= float(self.sure[1 - network])))
         if self.config.correction > 0 and not self.holds_noisy_back(run):
             noisy = (~partner.clean).nonzero()[:, 0]
@@ -171,10 +187,11 @@ class In2r(CoTeaching):
         return NetworkStep(loss, each.detach(), none, {"clean_share": partner.clean.float().mean()})
 
     def rectified_loss(self, seen: Seen, noisy: Tensor, network: int) -> Tensor:
-        """Compute ℓ(v·t*) + ℓ(t·v*) of the rows `noisy` (n,) among themselves, (n,); 0 while the partner remembers too few."""
+        """Compute ℓ(v·t*) + ℓ(t·v*) of the rows `noisy` (n,) among themselves, (n,); 0 while too few are remembered."""
         assert seen.texts is not None
         images, texts = seen.images["vectors"][noisy], seen.texts["vectors"][noisy]
-        known = self.memory[1 - network, :, : int(self.remembered[1 - network])]
+        asked = network if self.config.memory_of == "own" else 1 - network
+        known = self.memory[asked, :, : int(self.remembered[asked])]
         total = torch.zeros(len(noisy), device=noisy.device)
         if len(noisy) < 2 or known.shape[1] < self.config.neighbours:
             return total
@@ -200,13 +217,15 @@ class In2r(CoTeaching):
         """Return c, divided by B beside hinges, as the published code adds these and averages the losses of noisy pairs."""
         return self.config.correction / (1 if self.loss_name == PRETRAINED_LOSS else len(seen.rows))
 
-    def _between_views(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        """Compute cosines (B, B) between both views of the images, and of the texts."""
+    def _between_views(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, ...]:
+        """Compute cosines (B, B) between both views of the images, and of the texts; nothing without views."""
+        if not self.config.views:
+            return ()
         other, target = self._views[network], run.network(network)
         assert seen.texts is not None and other.texts is not None
         return target.vector_similarity(seen.images, other.images), target.vector_similarity(seen.texts, other.texts)
 
-    def _own_loss(self, similarity: Tensor, seen: Seen) -> Tensor:
+    def _view_loss(self, similarity: Tensor, seen: Seen) -> Tensor:
         """Compute the loss of two views, (B,), in the form of `plain_loss`."""
         if self.loss_name == "info_nce":
             return info_nce(similarity, self.config.temperature or seen.temperature, self.same(seen))

@@ -120,13 +120,14 @@ def test_a_network_remembers_pairs_as_sure_as_its_partners_clean_ones() -> None:
 # --- prototypes --------------------------------------------------------------------------------------------------------
 
 
-def test_prototypes_of_the_nearest_remembered_pairs() -> None:
-    """Texts of the two pairs with the nearest images, images of the two with the nearest texts; all in the partner's memory."""
+@pytest.mark.parametrize(("memory_of", "asked"), [("own", 0), ("partner", 1)])
+def test_prototypes_of_the_nearest_remembered_pairs(memory_of: str, asked: int) -> None:
+    """Texts of the two pairs with the nearest images, images of the two with the nearest texts; all in one memory."""
     generator = torch.Generator().manual_seed(1)
     run = TwoNetworks(*(units(torch.randn(2, 7, 5, generator=generator)) for _ in range(2)))
     known_images, known_texts = (units(torch.randn(6, 5, generator=generator)) for _ in range(2))
-    in2r = with_means(run, neighbours=2)
-    fill(in2r, 1, known_images, known_texts)
+    in2r = with_means(run, neighbours=2, memory_of=memory_of)
+    fill(in2r, asked, known_images, known_texts)
     noisy = torch.tensor([0, 2, 3, 6])
     found = in2r.rectified_loss(run.forward(everything(run)), noisy, 0)
 
@@ -146,9 +147,9 @@ def test_without_enough_pairs_there_are_no_prototypes() -> None:
     run = noisy_run(6, 2)
     in2r = with_means(run, neighbours=3)
     seen, some = run.forward(everything(run)), torch.tensor([0, 1])
-    fill(in2r, 1, run.images[0][:2], run.texts[0][:2])
+    fill(in2r, 0, run.images[0][:2], run.texts[0][:2])
     assert in2r.rectified_loss(seen, some, 0).tolist() == [0, 0]
-    fill(in2r, 1, run.images[0][:3], run.texts[0][:3])
+    fill(in2r, 0, run.images[0][:3], run.texts[0][:3])
     assert in2r.rectified_loss(seen, some, 0).min() > 0
     assert in2r.rectified_loss(seen, some[:1], 0).tolist() == [0], "one pair has no negatives"
 
@@ -170,27 +171,29 @@ def test_the_refiner_by_its_own_attention() -> None:
 # --- steps -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_warm_up_compares_pairs_and_views() -> None:
+@pytest.mark.parametrize("views", [True, False])
+def test_the_warm_up_compares_pairs_and_views(views: bool) -> None:
     run = noisy_run(10, 3)
-    in2r = prepared(run, name="in2r")
+    in2r = prepared(run, name="in2r", views=views)
     step = in2r.loss({"b": everything(run)}, run)
     images, texts = run.images[1].numpy(), run.texts[1].numpy()
-    expected = sum(by_logarithms(s, 0.05) for s in (images @ texts.T, images @ images.T, texts @ texts.T))
+    sides = (images @ texts.T, images @ images.T, texts @ texts.T)[: 3 if views else 1]
+    expected = sum(by_logarithms(s, 0.05) for s in sides)
     assert step.loss.item() == pytest.approx(float(np.mean(expected)), rel=1e-5)
-    assert run.forwards == [1, 1], "two views of each sample"
+    assert run.forwards == ([1, 1] if views else [1]), "two views of each sample"
     assert not in2r.remembered.any()
 
 
 @pytest.mark.parametrize("loss", ["hardest_triplet", "triplet", "info_nce"])
-@pytest.mark.parametrize("correction", [0.0, 0.7])
-def test_a_step_learns_clean_pairs_and_prototypes_of_noisy_ones(loss: str, correction: float) -> None:
+@pytest.mark.parametrize(("correction", "views"), [(0.0, True), (0.7, True), (0.7, False)])
+def test_a_step_learns_clean_pairs_and_prototypes_of_noisy_ones(loss: str, correction: float, views: bool) -> None:
     run = noisy_run(12, 4)
-    in2r = with_means(run, loss=loss, correction=correction, neighbours=2)
-    fill(in2r, 1, run.images[1][4:], run.texts[1][4:])
+    in2r = with_means(run, loss=loss, correction=correction, views=views, neighbours=2)
+    fill(in2r, 0, run.images[0][4:], run.texts[0][4:])
     in2r.clean[0], in2r.clean[1] = True, np.arange(12) >= 4  # A must take B's
     step = in2r.loss({"a": everything(run)}, run)
     images, texts = run.images[0], run.texts[0]
-    sides = [(images @ texts.T, 0.2), (images @ images.T, 0.3), (texts @ texts.T, 0.3)]
+    sides = [(images @ texts.T, 0.2), (images @ images.T, 0.3), (texts @ texts.T, 0.3)][: 3 if views else 1]
     if loss == "info_nce":
         clean = sum(info_nce(s, 0.05) for s, _ in sides)
     else:
@@ -205,7 +208,7 @@ def test_a_step_learns_clean_pairs_and_prototypes_of_noisy_ones(loss: str, corre
 def test_noisy_pairs_can_wait() -> None:
     run = noisy_run(12, 4)
     in2r = with_means(run, noisy_from=1.0, neighbours=2)
-    fill(in2r, 1, run.images[1][4:], run.texts[1][4:])
+    fill(in2r, 0, run.images[0][4:], run.texts[0][4:])
     in2r.clean[1] = False
     assert in2r.loss({"a": everything(run)}, run).loss.item() == 0
     assert in2r.loss({"a": rows_from(0, 1)}, run).loss is None
@@ -247,10 +250,11 @@ def test_gradients_of_refiners_are_clipped(scored: Path, tmp_path: Path) -> None
 # --- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("procedure", ["lean", "paper"])
-def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path, procedure: str) -> None:
+@pytest.mark.parametrize(("procedure", "memory_of"), [("lean", "own"), ("paper", "partner")])
+def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path, procedure: str, memory_of: str) -> None:
     """Refiners and memory, too, are those of the unbroken run."""
-    how = {"name": "in2r", "warmup": 1, "procedure": procedure, "neighbours": 2, "memory": 50}
+    own = {"procedure": procedure, "memory_of": memory_of, "neighbours": 2, "memory": 50}
+    how = {"name": "in2r", "warmup": 1, **own}
     whole = train(settings(scored, tmp_path, method=how, loop__epochs=3), quiet=True)
     part = train(settings(scored, tmp_path, method=how, loop__epochs=3, loop__max_steps=8), quiet=True)
     stopped = read_checkpoint(part.folder / "state.safetensors").group("method_modules")
@@ -268,12 +272,15 @@ def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path, procedur
     assert set(whole.sample_columns) == {"in2r_probability"}
 
 
-def test_both_networks_start_from_the_same_weights(scored: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("memory_of", "same"), [("partner", True), ("own", False)])
+def test_networks_that_ask_each_other_start_from_the_same_weights(
+    scored: Path, tmp_path: Path, memory_of: str, same: bool
+) -> None:
     """Neither has moved, at a rate of nearly 0."""
-    how = {"name": "in2r", "warmup": 1}
+    how = {"name": "in2r", "warmup": 1, "memory_of": memory_of}
     run = train(settings(scored, tmp_path, method=how, optimizer__lr=1e-30), quiet=True)
     first, second = (dict(weights(run.folder / f"{name}.safetensors")) for name in ("last", "last-1"))
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-20)
+    assert all(torch.allclose(first[name], second[name], rtol=0, atol=1e-20) for name in first) == same
 
 
 def test_a_method_without_modules_saves_none(scored: Path, tmp_path: Path) -> None:
