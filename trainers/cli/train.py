@@ -38,8 +38,8 @@ def train(
         str | None,
         _option(
             "--method",
-            "baseline, select, osa; for pairs ncr, lnc, gsl, crcl, npc, bicro, in2r, decl; for classes tango, ssr, dividemix, "
-            "label_match, aum, deft.",
+            "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, in2r, decl, tango, ssr, dividemix, label_match, aum or "
+            "deft.",
         ),
     ] = None,
     shards: Annotated[
