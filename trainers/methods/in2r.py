@@ -100,7 +100,7 @@ class GraphRefiner(nn.Module):
 
 
 class In2r(CoTeaching):
-    """Learn clean pairs by the partner's halves, and noisy ones from prototypes of their neighbours in its memory."""
+    """Learn clean pairs by the partner's halves, and noisy ones from prototypes of their neighbours in a memory."""
 
     Config: ClassVar[type[MethodConfig]] = In2rConfig
     config: In2rConfig
@@ -109,9 +109,7 @@ class In2r(CoTeaching):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.same_start = (
-            self.config.memory_of == "partner"
-        )  # vectors of the partner mean the same as one's own only then
+        self.same_start = self.config.memory_of == "partner"  # so that the partner's vectors mean what one's own do
         self.sure = np.zeros(2, np.float32)  # mean confidence of each network's clean half
         self.remembered = np.zeros(2, np.int64)  # pairs that each network has put into its memory so far
         self.memory = torch.zeros(2, 2, 0, 0)  # unit vectors by network and side, (2, 2, M, d): images, texts
