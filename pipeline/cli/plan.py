@@ -8,6 +8,7 @@ import typer
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, read_tasks
+from noisegate.pipeline.system import format_duration
 from noisegate.pipeline.system.progress import counted
 
 from .options import (
@@ -121,7 +122,7 @@ def _print(forecast: "RunForecast", output: Output) -> None:
             ("samples", _between(forecast.samples, "{:,.0f}".format)),
             ("looked at", f"{seen} in {looked['seconds']:.1f} s"),
             *([("  cannot be used", percent(forecast.failed_share))] if forecast.failed_share else []),
-            ("time here", f"{_between(forecast.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
+            ("time here", f"{_between(forecast.seconds, format_duration)}, {rate:,.0f} samples/s on {machine.device}"),
             ("money here", f"{_between(forecast.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
             ("disk", _disk(forecast)),
             ("limit", _limit(forecast)),
@@ -139,7 +140,7 @@ def _print(forecast: "RunForecast", output: Output) -> None:
             [
                 (
                     device.name + ("  OSA's own figure" if device.measured_by_paper else ""),
-                    duration(3600 * device.hours),
+                    format_duration(3600 * device.hours),
                     f"{device.samples_per_second:,.0f}",
                     f"{device.workers_needed:,}",
                     f"{device.processes_needed:,}",
@@ -200,15 +201,3 @@ def amount(size: float) -> str:
         return f"{size:.0f} B"
     step = min(5, int(math.log10(size) / 3))
     return f"{size / 1000**step:,.1f} {'kMGTP'[step - 1]}B"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds with a readable unit.
-
-    >>> duration(3.21), duration(90), duration(4 * 3600), duration(80 * 86400)
-    ('3.2 s', '1.5 min', '4.0 h', '80 days')
-    """
-    for below, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h"), (864_000, 86_400, "days")):
-        if seconds < below:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds / 86_400:,.0f} days"

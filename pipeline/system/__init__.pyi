@@ -10,6 +10,7 @@ from .extras import require_extra as require_extra
 from .machine import count_processors as count_processors
 from .machine import default_memory as default_memory
 from .machine import exit_with_parent as exit_with_parent
+from .machine import format_duration as format_duration
 from .machine import format_size as format_size
 from .machine import free_unused_memory as free_unused_memory
 from .machine import read_size as read_size

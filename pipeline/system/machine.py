@@ -68,6 +68,18 @@ def format_size(size: float) -> str:
     return f"{size / 1e3:,.1f} kB"
 
 
+def format_duration(seconds: float) -> str:
+    """Format seconds with a readable unit.
+
+    >>> format_duration(3.21), format_duration(90), format_duration(4 * 3600), format_duration(80 * 86400)
+    ('3.2 s', '1.5 min', '4.0 h', '80 days')
+    """
+    for below, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h"), (864_000, 86_400, "days")):
+        if seconds < below:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
 def default_memory(gpus: Sequence[int] = ()) -> int:
     """Return half of the bytes that this machine or container has free, at most what fits the given GPUs."""
     free = [_available()]

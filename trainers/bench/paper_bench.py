@@ -23,6 +23,7 @@ from pydantic import Field
 from noisegate.pipeline.datasets.noise import TRUTH_FILE, find_protocol, noise_captions, noise_labels
 from noisegate.pipeline.errors import ConfigError, NoisegateError, did_you_mean
 from noisegate.pipeline.runs import RunFolder
+from noisegate.pipeline.system import count_processors
 from noisegate.trainers.config import merge_trees
 
 from .cells import Cell, CellResult, finished_cells, run_cells
@@ -65,6 +66,10 @@ class PaperSetup(PresetPart):
     variants: tuple[str, ...] = ()
     """NAME@WORD to train without being asked for"""
     seeds: tuple[int, ...] = (0,)
+
+    def default_jobs(self) -> int:
+        """Return how many cells to train at once: one per processor if they train there, else one at a time."""
+        return count_processors() if self.config.get("loop", {}).get("device") == "cpu" else 1
 
     def default_methods(self) -> tuple[str, ...]:
         """The methods to train if none are asked for."""
@@ -237,7 +242,7 @@ def run_paper_bench(
     seeds: Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
     estimator: str | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     finished: bool = False,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
@@ -250,6 +255,7 @@ def run_paper_bench(
     """
     data, out = data.absolute(), out.absolute()
     described = preset.find_setup(setup)
+    jobs = jobs or described.default_jobs()
     chosen, seeds = tuple(methods or described.default_methods()), tuple(seeds or described.seeds)
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
     conditions = list_conditions(preset, rates)

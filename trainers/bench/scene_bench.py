@@ -14,7 +14,6 @@ import pyarrow as pa
 from noisegate.pipeline.annotate import annotate
 from noisegate.pipeline.datasets.noise import TRUTH_FILE, noise_captions, noise_labels
 from noisegate.pipeline.datasets.scenes import write_scenes
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect import evaluate, evaluate_labels, read_truth
 from noisegate.pipeline.labels import anchors_file, load_classes
 from noisegate.pipeline.runs import RunFolder, parse_where, read_metadata, read_table, replace_columns
@@ -53,17 +52,15 @@ def run_bench(
     preset: ScenePreset,
     out: Path,
     *,
-    jobs: int = 0,
+    jobs: int | None = None,
     finished: bool = False,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
 ) -> SceneBench:
     """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset.
 
-    With `finished` nothing is trained: the result has only the finished cells.
+    jobs: cells at once, None for one per processor. With `finished` nothing is trained: the result has only the finished cells.
     """
-    if jobs < 0:
-        raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
     out = out.absolute()
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
     start = None

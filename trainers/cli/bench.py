@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,7 +13,7 @@ import typer
 
 from noisegate.pipeline.cli.output import JsonOption, Output, escape
 from noisegate.pipeline.errors import ConfigError, did_you_mean
-from noisegate.pipeline.system import require_extra
+from noisegate.pipeline.system import format_duration, require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +50,10 @@ def bench(
     rates: Annotated[str | None, typer.Option("--rates", help="Noise rates, such as 0,0.4.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2.")] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Cells at once (default: one per processor; 1 for the papers').")
+        int | None,
+        typer.Option(
+            "--jobs", "-j", min=1, help="Cells at once (default: one per processor; 1 where the preset uses GPUs)."
+        ),
     ] = None,
     finished: Annotated[
         bool, typer.Option("--finished", help="Train nothing: tables of the cells that are done.")
@@ -181,7 +186,7 @@ def bench_scenes(name: str, preset: ScenePreset, choices: BenchChoices, folder: 
     result = run_bench(
         preset,
         folder,
-        jobs=choices.jobs or 0,
+        jobs=choices.jobs,
         finished=choices.finished,
         note=lambda text: output.tell(escape(text)),
         progress=_cell_printer(output, preset.figure.name, preset.figure.divide),
@@ -216,7 +221,7 @@ def bench_paper(
         seeds=choices.seeds,
         settings=read_config(settings=settings),
         estimator=estimator,
-        jobs=choices.jobs or 1,
+        jobs=choices.jobs,
         finished=choices.finished,
         note=lambda text: output.tell(escape(text)),
         progress=_cell_printer(output, MAIN_FIGURE[preset.task], 1.0),
@@ -243,14 +248,17 @@ def _show_tables(
 
 
 def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
-    """Make a function that prints a line for a finished cell."""
+    """Make a function that prints a line for a finished cell, with the time that is left at the speed of the cells so far."""
+    began, trained = time.monotonic(), count(1)
 
     def show(result: CellResult, done: int, total: int) -> None:
+        seconds = (time.monotonic() - began) / next(trained) * (total - done)
         value = result.figures.get(figure)
         shown = result.error if value is None else f"{value / divide:.1f}"
         noise = "with its own noise" if math.isnan(result.rate) else f"at {100 * result.rate:g} % noise"
         cell = f"{result.method} {noise}, seed {result.seed}"
-        output.tell(f"{done}/{total} {cell}: {escape(str(shown))}")
+        left = f" (about {format_duration(seconds)} left)" if done < total else ""
+        output.tell(f"{done}/{total} {cell}: {escape(str(shown))}{left}")
 
     return show
 

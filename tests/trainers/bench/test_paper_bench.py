@@ -1,6 +1,7 @@
 """Benches on small files of the papers' data sets: convert, noise, tables, training, and the papers' figures beside ours."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.methods.gsl import RECONSTRUCTION
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.system import count_processors
 from noisegate.trainers.bench.cells import CellResult
 from noisegate.trainers.bench.paper_bench import (
     Condition,
@@ -140,6 +142,11 @@ def test_figures_are_those_that_were_published() -> None:
     assert ilsvrc.figures == {"accuracy": 86.44}
 
 
+def test_cells_on_the_cpu_are_trained_one_per_processor_and_cells_on_gpus_one_after_another() -> None:
+    assert load_paper_preset("flickr8k").find_setup("vse").default_jobs() == count_processors()
+    assert load_paper_preset("flickr30k").find_setup("clip").default_jobs() == 1
+
+
 def test_f1_follows_from_precision_and_recall() -> None:
     """Cells that contradict one another inside a paper are not among the figures."""
     rows = [row.figures for row in paper_figures() if "noise_f1" in row.figures]
@@ -202,6 +209,9 @@ def test_real_noise_is_scored_and_trained_on_with_the_paper_s_figures_beside(cc1
     ]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
+    first, second = re.findall(r"^(?:1|2)/2 .*$", shown.stderr, re.MULTILINE)
+    assert re.fullmatch(r"1/2 baseline with its own noise, seed 0: [\d.]+ \(about [\d.]+ (s|min) left\)", first)
+    assert re.fullmatch(r"2/2 osa with its own noise, seed 0: [\d.]+", second)
     found = json.loads(shown.stdout)["cc120k"]
     assert [(cell["method"], cell["noise"], cell["error"]) for cell in found["cells"]] == [
         ("baseline", "real", None),
