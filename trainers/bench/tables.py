@@ -18,7 +18,10 @@ from noisegate.trainers.methods import METHODS
 
 from .cells import CellResult
 
-COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e")
+COLOURS = (
+    "#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e",
+    "#f472b6", "#84cc16",
+)  # fmt: skip
 DASHES = ("7 3", "2 3", "7 3 2 3", "12 4")
 ASIDE = 2.5  # pixels between the points of one rate, so that their deviation bars do not overlap
 SVG_STYLE = """
@@ -131,6 +134,7 @@ def draw_curves(
     for tick in ticks(low, high, 6):
         parts.append(element("line", class_="grid", x1=left, x2=right, y1=y(tick), y2=y(tick), stroke="#d1d5db"))
         parts.append(label(f"{tick:g}", left - 6, y(tick) + 4, "end"))
+    has_bars = any(one.sd > 0 for line in lines.values() for one in line if one.count)
     parts += [label(f"{100 * rate:g} %", x(rate), bottom + 18) for rate in rates]
     parts.append(label("noise rate", (left + right) / 2, height - 6))
     methods: dict[str, list[str]] = {}
@@ -140,7 +144,7 @@ def draw_curves(
         colour = COLOURS[list(methods).index(plain) % len(COLOURS)]
         variant = len([one for one in methods[plain] if one != plain])
         dashes = None if method == plain else DASHES[(variant - 1) % len(DASHES)]
-        aside = ASIDE * (place - (len(lines) - 1) / 2)
+        aside = ASIDE * (place - (len(lines) - 1) / 2) if has_bars else 0.0
         known = [(x(rate) + aside, one) for rate, one in zip(rates, line, strict=True) if one.count]
         path = " ".join(f"{at:.1f},{y(one.mean):.1f}" for at, one in known)
         stroke = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": dashes}

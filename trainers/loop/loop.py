@@ -74,6 +74,7 @@ class Loop:
             self._finish_epoch()
         while not state.over and not self._is_stop_asked(stop):
             self.context.epoch, self.context.batch = state.epoch, state.batches
+            self.context.done = state.epoch / self.epochs
             if state.batch == 0:
                 self.method.begin_epoch(self.context)
             self.streams.begin(state.epoch, self.method.streams(self.context))

@@ -7,30 +7,27 @@ from noisegate.pipeline.runs import parse_where
 from noisegate.trainers.data import Batch
 
 from .base import MethodConfig, Run, StepLoss
-from .ensemble import Ensemble, EnsembleConfig
+from .separate_networks import SeparateNetworks, SeparateNetworksConfig
 from .table_inputs import require_columns
 
 
-class BaselineConfig(EnsembleConfig):
+class BaselineConfig(SeparateNetworksConfig):
     """InfoNCE, triplet or cross-entropy, every sample alike."""
 
     name: Literal["baseline"] = "baseline"
 
 
-class Baseline(Ensemble):
+class Baseline(SeparateNetworks):
     """L = mean_i L_i (OSA Eq. 1 for image-text pairs)."""
 
     Config: ClassVar[type[MethodConfig]] = BaselineConfig
-
-    def uses_all_parameters(self) -> bool:
-        return self.loss_name == "info_nce" and self.config.temperature is None
 
     def network_loss(self, batch: Batch, network: int, run: Run) -> StepLoss:
         seen = run.forward(batch, network)
         return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
 
 
-class SelectConfig(EnsembleConfig):
+class SelectConfig(SeparateNetworksConfig):
     """The plain loss over the rows for which `rule` holds."""
 
     name: Literal["select"] = "select"

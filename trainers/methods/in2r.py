@@ -4,7 +4,8 @@
     warm-up: ℓ(v·t) + ℓ(v·v') + ℓ(t·t'); v', t': the same samples encoded again      `In2r.warm_up`
     w_i  = clean posterior of a Gaussian mixture over mean hinges; clean: w_i > δ    pipeline.methods.mixtures: `gmm_split`
     clean pairs: hardest hinges of v·t with margin α, of v·v' and t·t' with α_v      `In2r.train`
-    memory: v and t of pairs at least as sure as clean ones are on average           `In2r.remember`
+    memory: v and t of pairs at least as sure as clean ones are on average, each     `In2r.remember`
+    pair once; no pair is a neighbour of itself
     t*_i = G(t_n of the K pairs n in the memory whose v_n is nearest to v_i)         `In2r.rectified_loss`, `GraphRefiner`
     v*_i = G(v_n of the K pairs n in the memory whose t_n is nearest to t_i)
     noisy pairs: c / B [ℓ(v·t*)_i + ℓ(t·v*)_i], among the noisy pairs of the batch
@@ -105,13 +106,19 @@ class In2r(CoTeaching):
     Config: ClassVar[type[MethodConfig]] = In2rConfig
     config: In2rConfig
     asks_partner: ClassVar[bool] = False
-    remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "sure", "remembered")
+    remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "sure", "remembered", "remembered_rows")
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
+        if self.config.memory < self.config.neighbours:
+            problem = f"cannot hold method.neighbours={self.config.neighbours} pairs; use method.memory=16384"
+            raise ConfigError.of("method.memory", self.config.memory, problem)
         self.same_start = self.config.memory_of == "partner"  # so that the partner's vectors mean what one's own do
         self.sure = np.zeros(2, np.float32)  # mean confidence of each network's clean half
         self.remembered = np.zeros(2, np.int64)  # pairs that each network has put into its memory so far
+        self.remembered_rows = np.full(
+            (2, 0), -1
+        )  # row of each place in the memory; -1: free, or a newer copy is elsewhere
         self.memory = torch.zeros(2, 2, 0, 0)  # unit vectors by network and side, (2, 2, M, d): images, texts
         self.refiners = nn.ModuleList()
         self._views: dict[int, Seen] = {}  # each network's second view of its batch in this step
@@ -127,6 +134,7 @@ class In2r(CoTeaching):
         super().prepare(run)
         self.sure, self.remembered = np.zeros(2, np.float32), np.zeros(2, np.int64)
         places = min(self.config.memory, run.total_rows)
+        self.remembered_rows = np.full((2, places), -1)
         self.memory = torch.zeros(2, 2, places, run.network().width, device=run.device)
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
@@ -178,7 +186,9 @@ class In2r(CoTeaching):
         for similarity in self._between_views(seen, network, run):
             loss = loss + self._view_loss(similarity, seen)
         loss = loss * partner.clean
-        self.remember(seen, network, partner.clean & (partner.confidence >= float(self.sure[1 - network])))
+        confidence = torch.from_numpy(self.confidence[1 - network][seen.rows.cpu().numpy()]).to(seen.rows.device)
+        sure = confidence >= float(self.sure[1 - network])  # never of pairs that were not judged yet: NaN
+        self.remember(seen, network, partner.clean & sure)
         if self.config.correction > 0 and not self.holds_noisy_back(run):
             noisy = (~partner.clean).nonzero()[:, 0]
             loss = loss.index_add(0, noisy, self._correction(seen) * self.rectified_loss(seen, noisy, network))
@@ -189,14 +199,17 @@ class In2r(CoTeaching):
         assert seen.texts is not None
         images, texts = seen.images["vectors"][noisy], seen.texts["vectors"][noisy]
         asked = network if self.config.memory_of == "own" else 1 - network
-        known = self.memory[asked, :, : int(self.remembered[asked])]
+        known = self.memory[asked]
+        held = torch.from_numpy(self.remembered_rows[asked]).to(noisy.device)
+        usable = (held >= 0) & (held != seen.rows[noisy][:, None])  # (n, M): a pair is no neighbour of itself
         total = torch.zeros(len(noisy), device=noisy.device)
-        if len(noisy) < 2 or known.shape[1] < self.config.neighbours:
+        if len(noisy) < 2 or int(usable.sum(dim=1).min()) < self.config.neighbours:
             return total
         same = None if seen.same is None or not self.config.mask_same else seen.same[noisy][:, noisy]
         with full_precision(images):
             for way, queries in ((TO_TEXTS, images.float()), (TO_IMAGES, texts.float())):
-                nearest = (queries.detach() @ known[way].T).topk(self.config.neighbours, dim=1).indices
+                cosines = (queries.detach() @ known[way].T).masked_fill(~usable, -torch.inf)
+                nearest = cosines.topk(self.config.neighbours, dim=1).indices
                 prototypes = self.refiners[network][way](known[1 - way][nearest])  # type: ignore[index]
                 total = total + self._symmetric(queries @ prototypes.T, seen, same)
         return total
@@ -207,6 +220,9 @@ class In2r(CoTeaching):
         places = self.memory.shape[2]
         rows = sure.nonzero()[:, 0][-places:]
         at = (torch.arange(len(rows), device=rows.device) + int(self.remembered[network])) % places
+        numbers, held = seen.rows[rows].cpu().numpy(), self.remembered_rows[network]
+        held[np.isin(held, numbers)] = -1
+        held[at.cpu().numpy()] = numbers
         for side, vectors in enumerate((seen.images["vectors"], seen.texts["vectors"])):
             self.memory[network, side, at] = vectors[rows].detach().to(self.memory)
         self.remembered[network] += len(rows)

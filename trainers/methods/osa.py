@@ -26,7 +26,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import weighted
 
 from .base import Array, MethodConfig, Run, StepLoss
-from .ensemble import Ensemble, EnsembleConfig
+from .separate_networks import SeparateNetworks, SeparateNetworksConfig
 from .table_inputs import LABEL_WEIGHT, describe_missing, label_weights, open_finished_run, require_columns
 
 FEW_WEIGHTED = 0.1
@@ -34,7 +34,7 @@ FEW_WEIGHTED = 0.1
 AUTO = {"retrieval": "osa_weight", **LABEL_WEIGHT}
 
 
-class OsaConfig(EnsembleConfig):
+class OsaConfig(SeparateNetworksConfig):
     """Which weights to use, and how they enter the loss."""
 
     name: Literal["osa"] = "osa"
@@ -51,7 +51,7 @@ class OsaConfig(EnsembleConfig):
     """samples without weight are no negatives for the others either"""
 
 
-class Osa(Ensemble):
+class Osa(SeparateNetworks):
     """L_re = w_i L_i (Eq. 6), scaled by `mode` so that the learning rate keeps its meaning."""
 
     Config: ClassVar[type[MethodConfig]] = OsaConfig
@@ -132,9 +132,6 @@ class Osa(Ensemble):
                 f"is 0 for all samples; see the cut by: noisegate show {run.table}, or rescore with a smaller --beta"
             )
             raise ConfigError.of("method.weight", self.config.weight, problem)
-
-    def uses_all_parameters(self) -> bool:
-        return self.loss_name == "info_nce" and self.config.temperature is None
 
     def network_loss(self, batch: Batch, network: int, run: Run) -> StepLoss:
         weight = run.gather(self.weights(batch))

@@ -12,7 +12,7 @@ from tests.commands import run_noisegate
 from tests.trainers.runs import curve, settings
 
 OWN_SETTINGS: dict[str, dict[str, object]] = {
-    "osa": {},
+    "osa": {"networks": 2},
     "npc": {"warmup": 0, "threshold": 0.5},
     "in2r": {"warmup": 1, "neighbours": 2},
 }

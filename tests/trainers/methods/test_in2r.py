@@ -44,6 +44,7 @@ def fill(in2r: Any, network: int, images: Tensor, texts: Tensor) -> None:
     in2r.memory[network, 0, : len(images)] = images
     in2r.memory[network, 1, : len(texts)] = texts
     in2r.remembered[network] = len(images)
+    in2r.remembered_rows[network, : len(images)] = 1000 + np.arange(len(images))  # of no row of the batch
 
 
 def by_logarithms(s: np.ndarray, tau: float) -> np.ndarray:
@@ -96,7 +97,7 @@ def test_the_division_and_how_sure_it_is() -> None:
 
 def test_the_memory_replaces_the_oldest_pairs() -> None:
     run = noisy_run(8, 2)
-    in2r = with_means(run, memory=3)
+    in2r = with_means(run, memory=3, neighbours=2)
     seen = run.forward(everything(run))
     for rows, expected in (([0, 1], [0, 1]), ([4, 5], [5, 1, 4]), ([2, 3, 6, 7], [7, 3, 6])):
         in2r.remember(seen, 1, torch.isin(torch.arange(8), torch.tensor(rows)))
@@ -104,6 +105,46 @@ def test_the_memory_replaces_the_oldest_pairs() -> None:
         assert in2r.memory[1, 1, : len(expected)].equal(run.texts[0][expected])
     assert in2r.remembered.tolist() == [0, 7]
     assert not in2r.memory[0].any()
+
+
+def test_the_memory_holds_a_pair_once() -> None:
+    """The newer vectors count: those of the second time, which are the partner's here."""
+    run = noisy_run(8, 2)
+    in2r = with_means(run, memory=6, neighbours=2)
+    for network, rows in ((0, [0, 1, 2]), (1, [1, 3])):
+        in2r.remember(run.forward(everything(run), network), 0, torch.isin(torch.arange(8), torch.tensor(rows)))
+    assert in2r.remembered_rows.tolist() == [[0, -1, 2, 1, 3, -1], [-1] * 6]
+    assert in2r.memory[0, 0, 3:5].equal(run.images[1][[1, 3]])
+
+
+def test_a_pair_that_was_not_judged_is_not_remembered() -> None:
+    """It counts as clean, but nobody is sure of it."""
+    run = noisy_run(6, 0)
+    in2r = with_means(run)
+    in2r.confidence[1] = [0.9, np.nan, 0.95, np.nan, 0.99, 0.7]
+    in2r.clean[1] = True
+    in2r.sure[:] = 0.0, 0.8
+    in2r.loss({"a": everything(run)}, run)
+    assert in2r.remembered_rows[0].tolist() == [0, 2, 4, -1, -1, -1]
+
+
+def test_a_pair_is_no_neighbour_of_itself() -> None:
+    """Or a noisy pair that once counted as clean would learn from its own text."""
+    run = noisy_run(6, 2)
+    in2r = with_means(run, neighbours=1)
+    seen, noisy = run.forward(everything(run)), torch.tensor([0, 5])
+    fill(in2r, 0, run.images[0][2:], run.texts[0][2:])
+    expected = in2r.rectified_loss(seen, noisy, 0)
+    in2r.remember(seen, 0, torch.arange(6) == 0)
+    assert in2r.remembered_rows[0].tolist() == [1000, 1001, 1002, 1003, 0, -1]
+    assert in2r.rectified_loss(seen, noisy, 0).equal(expected)
+    in2r.remembered_rows[0, 4] = 1004  # another pair with the same vectors is a neighbour
+    assert not in2r.rectified_loss(seen, noisy, 0).allclose(expected)
+
+
+def test_a_memory_smaller_than_the_number_of_neighbours_is_refused() -> None:
+    with refused("method.memory", 3):
+        prepared(noisy_run(6, 2), name="in2r", warmup=1, memory=3)
 
 
 def test_a_network_remembers_pairs_as_sure_as_its_partners_clean_ones() -> None:

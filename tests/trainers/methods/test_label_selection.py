@@ -1,5 +1,6 @@
 """Label-match and AUM: margins and cuts by hand, and wrong labels found among features around centres."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from noisegate.trainers.methods.label_selection import (
 from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
 from tests.trainers.methods.test_learning import trained, write_features
-from tests.trainers.runs import same_weights
+from tests.trainers.runs import TARGET, curve, same_weights, settings
 
 
 def test_margins_are_over_the_best_other_class() -> None:
@@ -126,6 +127,16 @@ def test_aum_finds_wrong_labels_and_goes_on_after_a_stop(tmp_path: Path) -> None
     again = train(result.folder / "config.yaml", settings=["loop.max_steps=50"], quiet=True)
     rest = train(resume=again.folder, settings=["loop.max_steps=null"], quiet=True)
     assert same_weights(result.folder / "last.safetensors", rest.folder / "last.safetensors")
+
+
+def test_margins_of_both_turns_are_noted_at_a_high_learning_rate(scored: Path, tmp_path: Path) -> None:
+    """Each turn is an epoch of five updates here; the second has the schedule of the three epochs that are left."""
+    target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
+    tree = settings(scored, tmp_path, "aum", target=target, task={"name": "classification"}, loop__epochs=4)
+    rates = [rate for (rate,) in curve(train(tree, quiet=True).folder, "lr")]
+    first, second = rates[:5], rates[5:10]
+    assert second == pytest.approx([5e-4 * (1 + math.cos(math.pi * step / 15)) for step in range(5)])
+    assert min(first) > min(second) > 0.8e-3
 
 
 def test_two_turns_must_leave_epochs(scored: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from noisegate import train
+from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.evaluate import evaluate_model
 from tests.errors import refused
 from tests.trainers.runs import same_weights, settings
@@ -20,6 +21,13 @@ def test_the_first_of_two_networks_learns_as_if_alone(scored: Path, tmp_path: Pa
     assert not same_weights(first, second)
     together = evaluate_model([first, second], device="cpu").figures
     assert together["rsum"] == pytest.approx(both.last["rsum"])
+
+
+def test_two_networks_need_not_both_learn_in_a_step() -> None:
+    """Batches of one network may have no weight; DDP must then look for the parameters that got no gradient."""
+    for networks, all_learn in ((None, True), (1, True), (2, False)):
+        config = TrainConfig.parse({"method": {"name": "osa", "networks": networks}})
+        assert build_method(config).uses_all_parameters() == all_learn
 
 
 def test_no_network_is_refused(scored: Path, tmp_path: Path) -> None:

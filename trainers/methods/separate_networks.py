@@ -15,17 +15,17 @@ from noisegate.trainers.data import Batch
 from .base import ALL, Method, MethodConfig, Run, StepLoss, Stream
 
 
-class EnsembleConfig(MethodConfig):
+class SeparateNetworksConfig(MethodConfig):
     """Settings of all methods that can train several networks apart."""
 
-    networks: int | None = Field(default=None, ge=1)
+    networks: int | None = Field(default=None, ge=1, examples=[2])
     """trained apart in one run, from different weights and on the data in different orders, and measured together; None: 1"""
 
 
-class Ensemble(Method):
+class SeparateNetworks(Method):
     """Train each network on its own batch by the same loss."""
 
-    config: EnsembleConfig
+    config: SeparateNetworksConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
@@ -35,15 +35,20 @@ class Ensemble(Method):
     def network_loss(self, batch: Batch, network: int, run: Run) -> StepLoss:
         """Compute the loss of one network on its batch."""
 
+    def uses_all_parameters(self) -> bool:
+        """False for several networks: a step may have samples, or weights, for only some of them."""
+        return self.networks == 1 and self.loss_name == "info_nce" and self.config.temperature is None
+
     def streams(self, run: Run) -> dict[str, Stream]:
         return {stream_name(network): Stream(order=network) for network in range(self.networks)}
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        """Sum the losses of the networks, which share no parameters; log the values of the first."""
+        """Sum the losses of the networks, which share no parameters; log the values of the first that learns in this step."""
         numbers = [number for number in range(self.networks) if stream_name(number) in batches]
         steps = [self.network_loss(batches[stream_name(number)], number, run) for number in numbers]
         losses = [step.loss for step in steps if step.loss is not None]
-        return StepLoss(torch.stack(losses).sum() if losses else None, steps[0].logs)
+        logs = {name: value for step in reversed(steps) for name, value in step.logs.items()}
+        return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
 
 def stream_name(network: int) -> str:
