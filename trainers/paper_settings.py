@@ -13,12 +13,13 @@ _SGD: dict[str, Any] = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "weight_deca
 _CLIP_ADAMW: dict[str, Any] = {"name": "adamw", "lr": 1e-5, "weight_decay": 0.2, "betas": [0.9, 0.98], "eps": 1e-6}
 
 
-def _osa_settings(task: str) -> dict[str, Any]:
-    """Return OSA's settings of a task; the paper's plain training has the same."""
+def _osa_settings(name: str, task: str) -> dict[str, Any]:
+    """Return OSA's settings of a task, which its plain training shares; the paper's β is of random inputs for prompts too."""
     batch, rate, epochs = {"classification": (64, 1e-5, 10), "image_retrieval": (128, 5e-6, 10)}.get(
         task, (256, 1e-5, 5)
     )
     return {
+        "method": {"beta": "random_inputs"} if (name, task) == ("osa", "classification") else {},
         "data": {"batch_size": batch},
         "optimizer": {**_CLIP_ADAMW, "lr": rate},
         "schedule": {"name": "cosine", "warmup": 500},
@@ -106,7 +107,7 @@ def with_paper_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = values.get("method", {}).get("name", "baseline")
     if name in ("baseline", "select", "osa"):
-        return merge_trees(_osa_settings(values.get("task", {}).get("name", "retrieval")), values)
+        return merge_trees(_osa_settings(name, values.get("task", {}).get("name", "retrieval")), values)
     if name not in PAPER_SETTINGS:
         problem = f"paper: no settings are known for method.name={name}; there are some for {', '.join(PAPER_SETTINGS)}"
         raise ConfigError(problem, "paper", name)

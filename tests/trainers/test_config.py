@@ -332,6 +332,17 @@ def test_osa_has_other_settings_for_other_tasks() -> None:
     ]  # fmt: skip
 
 
+def test_osa_s_paper_has_beta_of_random_inputs_for_labels_too() -> None:
+    def beta(task: str, **method: object) -> str:
+        config = TrainConfig.parse(with_paper_settings({"method": {"name": "osa", **method}, "task": {"name": task}}))
+        return build_method(config).config.beta
+
+    assert [beta(task) for task in METHODS["osa"].tasks] == ["intersection", "random_inputs", "intersection"]
+    assert beta("classification", beta="intersection") == "intersection", "what is given goes before it"
+    plain = with_paper_settings({"method": {"name": "baseline"}, "task": {"name": "classification"}})
+    assert plain["method"] == {"name": "baseline"}
+
+
 def test_given_settings_go_before_those_of_papers() -> None:
     given = {"method": {"name": "crcl", "pieces": [3]}, "loop": {"epochs": 4}, "seed": 7}
     found = with_paper_settings(given)

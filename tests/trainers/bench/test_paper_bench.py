@@ -80,6 +80,8 @@ def test_settings_are_those_of_the_papers() -> None:
     )  # fmt: skip
     assert settings("cc120k", "clip", "osa").loop.epochs == 10
     assert str(osa.data.table) == "DATA/tables"
+    for name in ("web-aircraft", "web-bird", "web-car"):
+        assert settings(name, "resnet50", "osa").method["beta"] == "random_inputs"
     for name, warmup, epochs in (("flickr30k", 3, 40), ("coco", 10, 20), ("cc152k", 5, 30)):
         lnc = settings(name, "regions", "lnc")
         assert (lnc.method["warmup"], lnc.loop.epochs, lnc.optimizer.lr) == (warmup, warmup + epochs, 2e-4)
@@ -243,8 +245,10 @@ def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: P
         estimator=FAKE[1],
     )
     assert found.cells["osa", "shuffle-captions-40"][0].error is None
-    judged = evaluate(tmp_path / "flickr30k/clip/tables-shuffle-captions-40").selection
+    by_hand = evaluate(tmp_path / "flickr30k/clip/tables-shuffle-captions-40")
+    judged, rank = by_hand.selection, by_hand.noise_rank
     assert found.tables["shuffle-captions-40"]["noise_recall"] == 100 * judged.noise_recall
+    assert f"| the weight table | {rank.value:,.0f} / {rank.optimum:,.0f} |" in paper_markdown(found)
     assert f"| the weight table | {100 * judged.noise_precision:.1f} / {100 * judged.noise_recall:.1f} / " in (
         paper_markdown(found)
     )
