@@ -30,6 +30,7 @@ CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
 max_tasks_per_child of one pool hangs in Python 3.11 when more was submitted than it allows."""
 NOISE_FIGURES = ("noise_precision", "noise_recall", "noise_f1")
+RANK_FIGURES = ("mean_noise_rank", "mean_noise_rank_best")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -228,7 +229,7 @@ def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, 
     if weight is not None:
         seen = np.isfinite(weight)
         rank = mean_noise_rank(weight[seen], known["noisy"].to_numpy()[seen])
-        figures |= {"mean_noise_rank": rank.value, "mean_noise_rank_best": rank.optimum}
+        figures |= dict(zip(RANK_FIGURES, (rank.value, rank.optimum), strict=True))
     if "refined_label" in columns and "clean_label" in known.column_names:
         clean_labels = known["clean_label"].fill_null(-1).to_numpy()
         figures["relabel_accuracy"] = 100 * relabel_accuracy(np.asarray(columns["refined_label"]), clean_labels)

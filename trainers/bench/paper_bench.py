@@ -88,6 +88,19 @@ class PaperPreset(PresetPart):
     labelled: LabelledFeatures | None = None
     """where DATA has shards whose own noise is known, and features of their pictures, which make the table"""
     setups: dict[str, PaperSetup]
+    default_setups: tuple[str, ...] = ()
+    """those to train if none is asked for; empty: the first"""
+
+    def choose_setups(self, asked: str | None, methods: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return the names in `asked`, such as "vse,sgr", or the preset's; each must have all of `methods`, or ConfigError."""
+        names = self.default_setups or tuple(self.setups)[:1]
+        if asked is not None:
+            names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
+        for name in names:
+            self.find_setup(name)
+            for method in methods or ():
+                self.run_config(name, method)
+        return names
 
     def find_setup(self, name: str) -> PaperSetup:
         """Return the set-up of that name; for an unknown one raise ConfigError with the known names."""

@@ -1,6 +1,6 @@
 """Write the results of a bench on a paper's data set: ours with the papers' figures in brackets, costs, curves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from noisegate.pipeline.system import counted
 
-from .cells import NOISE_FIGURES
+from .cells import NOISE_FIGURES, RANK_FIGURES
 from .paper_bench import MAIN_FIGURE, Condition, PaperBench, PaperFigure
 from .tables import (
     Spread,
@@ -17,6 +17,7 @@ from .tables import (
     format_failures,
     format_median,
     format_noise_found,
+    format_noise_rank,
     json_values,
     markdown_table,
     method_notes,
@@ -110,27 +111,38 @@ def _costs(bench: PaperBench) -> list[str]:
 
 
 def _noise_found(bench: PaperBench, judged: Sequence[PaperFigure], titles: Sequence[str]) -> list[str]:
-    """Make a table of precision, recall and F1 of the noise found by table and methods; in brackets the papers' figures."""
-    rows = []
+    """Make tables of what table and methods found of the noise, and of its mean rank by weight; the papers' in brackets."""
+    found = "What the table and the methods found of the noise (percent: precision / recall / F1, right labels after repair):"
+    ranks = "Mean rank of the noise among all samples, the heaviest first, and the last that it can be (OSA Table 9):"
+    return [
+        *_judged_table(bench, judged, titles, found, format_noise_found, NOISE_FIGURES),
+        *_judged_table(bench, judged, titles, ranks, format_noise_rank, RANK_FIGURES),
+    ]
+
+
+def _judged_table(
+    bench: PaperBench,
+    judged: Sequence[PaperFigure],
+    titles: Sequence[str],
+    title: str,
+    written: Callable[[Iterable[Mapping[str, float | None]]], str],
+    figures: Sequence[str],
+) -> list[str]:
+    """Make a table of what `written` makes of the table's and the methods' figures; no lines if nothing was judged."""
+    rows = [["the weight table", *(written([bench.tables.get(one.name, {})]) for one in bench.conditions)]]
     for method in bench.methods:
         words = []
         for condition in bench.conditions:
-            ours = format_noise_found(cell.learnt for cell in bench.cells[method, condition.name])
+            ours = written(cell.learnt for cell in bench.cells[method, condition.name])
             theirs = [
-                " / ".join(f"{row.figures[name]:g}" for name in NOISE_FIGURES)
+                " / ".join(f"{row.figures[name]:g}" for name in figures)
                 for row in judged
-                if row.method == method and set(NOISE_FIGURES) <= set(row.figures) and _same_noise(row, condition)
+                if row.method == method and set(figures) <= set(row.figures) and _same_noise(row, condition)
             ]
             words.append(f"{ours} ({', '.join(theirs)})" if theirs else ours)
-        if any(word != "–" for word in words):
-            rows.append([method, *words])
-    by_table = [format_noise_found([bench.tables.get(condition.name, {})]) for condition in bench.conditions]
-    if any(word != "–" for word in by_table):
-        rows.insert(0, ["the weight table", *by_table])
-    if not rows:
-        return []
-    title = "What the table and the methods found of the noise (percent: precision / recall / F1, right labels after repair):"
-    return ["", title, *_optional_table(["method", *titles], rows)]
+        rows.append([method, *words])
+    rows = [row for row in rows if any(word != "–" for word in row[1:])]
+    return ["", title, *_optional_table(["method", *titles], rows)] if rows else []
 
 
 def _judgement_note(row: PaperFigure) -> str:

@@ -24,7 +24,7 @@ from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.texts import ClipVocabulary
 
-from .cells import Cell, CellResult, finished_cells, run_cells
+from .cells import RANK_FIGURES, Cell, CellResult, finished_cells, run_cells
 from .preset_files import ORACLE, PASSES, SceneData, ScenePreset, rate_name
 from .pretraining import Pretrained, pretrain
 
@@ -175,18 +175,23 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
 def judge_table(table: Path, labels: bool, truth: Path | None = None) -> dict[str, float | None]:
     """Compare the table's `clean` with the truth, in percent: noise as positive (LNC table 7), and repaired labels.
 
-    `truth` is a file of `noisegate noise`; None: read the json of the shards.
+    For pairs also the mean rank of the noise by OSA's weights, and its optimum (OSA table 9). `truth` is a file of
+    `noisegate noise`; None: read the json of the shards.
     """
-    accuracy: float | None = None
+    further: dict[str, float | None] = {}
     if labels:
         judged = evaluate_labels(table, truth)
-        selection, accuracy = judged.fused, judged.refined_accuracy
+        selection = judged.fused
+        if judged.refined_accuracy is not None:
+            further = {"relabel_accuracy": 100 * judged.refined_accuracy}
     else:
-        selection = evaluate(table, truth).selection
+        found = evaluate(table, truth)
+        selection, rank = found.selection, found.noise_rank
+        further = dict(zip(RANK_FIGURES, (rank.value, rank.optimum), strict=True))
     names = ("noise_precision", "noise_recall", "noise_f1", "clean_recall", "clean_auroc")
     values = selection.as_dict()
     figures = {name: None if values[name] is None else 100 * float(getattr(selection, name)) for name in names}
-    return figures if accuracy is None else {**figures, "relabel_accuracy": 100 * accuracy}
+    return {**figures, **further}
 
 
 def _token_ids(shards: list[Path], classes: Path) -> list[int]:

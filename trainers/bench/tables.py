@@ -93,6 +93,17 @@ def format_noise_found(judged: Iterable[Mapping[str, float | None]]) -> str:
     return " / ".join(parts) + repaired if means else "–"
 
 
+def format_noise_rank(judged: Iterable[Mapping[str, float | None]]) -> str:
+    """Format the mean rank of the noise and its optimum, means over seeds; a dash if nothing was ranked.
+
+    >>> format_noise_rank([{"mean_noise_rank": 9000.0, "mean_noise_rank_best": 9500.0}, {}])
+    '9,000 / 9,500'
+    """
+    pairs = [(one.get("mean_noise_rank"), one.get("mean_noise_rank_best")) for one in judged]
+    known = [(rank, best) for rank, best in pairs if rank is not None and best is not None and math.isfinite(rank)]
+    return " / ".join(f"{statistics.fmean(values):,.0f}" for values in zip(*known, strict=True)) if known else "–"
+
+
 def format_median(values: Iterable[float]) -> str:
     """Format the median of the finite values without decimals; a dash if there are none."""
     known = [value for value in values if math.isfinite(value)]

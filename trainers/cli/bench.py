@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from noisegate.trainers.bench.cells import CellResult
+    from noisegate.trainers.bench.paper_bench import PaperPreset
     from noisegate.trainers.bench.preset_files import ScenePreset
 
 PAPERS = "Data sets of the papers"
@@ -64,7 +65,11 @@ def bench(
     ] = None,
     setup: Annotated[
         str | None,
-        typer.Option("--setup", help="Such as clip or regions (default: the first).", rich_help_panel=PAPERS),
+        typer.Option(
+            "--setup",
+            help="Such as clip or clip,regions (default: the first; of flickr8k both).",
+            rich_help_panel=PAPERS,
+        ),
     ] = None,
     estimator: Annotated[
         str | None,
@@ -109,14 +114,15 @@ def bench(
         jobs,
         finished,
     )
-    papers = [name for name in names if name in paper_presets()]
+    papers = {name: load_paper_preset(name) for name in names if name in paper_presets()}
+    setups = {name: one.choose_setups(setup, choices.methods) for name, one in papers.items()}
     for name, value in (("data", data), ("setup", setup), ("estimator", estimator), ("set", settings)):
         if value and not papers:
             raise ConfigError.of(name, value, "is for data sets of the papers, as --preset flickr30k; leave it out")
     if papers and data is None:
-        first = load_paper_preset(papers[0])
-        source = describe_source(first, setup or next(iter(first.setups)))
-        raise ConfigError(f"data is not given; --preset {papers[0]} needs the folder of its shards: {source}", "data")
+        first, paper = next(iter(papers.items()))
+        source = describe_source(paper, setups[first][0])
+        raise ConfigError(f"data is not given; --preset {first} needs the folder of its shards: {source}", "data")
     if papers and quick:
         raise ConfigError.of("quick", True, "is for drawn scenes; use --set loop.max_steps=100 --methods baseline,osa")
     scenes = plan_scenes([name for name in names if name not in papers], choices, quick)
@@ -124,7 +130,9 @@ def bench(
     for name in names:
         if name in papers:
             assert data is not None
-            results[name] = bench_paper(name, choices, data, out, setup, estimator, settings or [], output)
+            for one in setups[name]:
+                key = name if len(setups[name]) == 1 else f"{name}-{one}"
+                results[key] = bench_paper(papers[name], one, choices, data, out, estimator, settings or [], output)
         elif name in scenes:
             results[name] = bench_scenes(name, scenes[name], choices, out / "quick" if quick else out, output)
     output.result(results)
@@ -196,24 +204,23 @@ def bench_scenes(name: str, preset: ScenePreset, choices: BenchChoices, folder: 
 
 
 def bench_paper(
-    name: str,
+    preset: PaperPreset,
+    setup: str,
     choices: BenchChoices,
     data: Path,
     out: Path,
-    setup: str | None,
     estimator: str | None,
     settings: list[str],
     output: Output,
 ) -> dict[str, Any]:
-    """Run a data set of the papers, write its tables and show them."""
-    from noisegate.trainers.bench.paper_bench import MAIN_FIGURE, load_paper_preset, run_paper_bench
+    """Run a set-up of a data set of the papers, write its tables and show them."""
+    from noisegate.trainers.bench.paper_bench import MAIN_FIGURE, run_paper_bench
     from noisegate.trainers.bench.paper_tables import paper_json, paper_markdown, write_paper_tables
     from noisegate.trainers.config import read_config
 
-    preset = load_paper_preset(name)
     result = run_paper_bench(
         preset,
-        setup or next(iter(preset.setups)),
+        setup,
         data,
         out,
         methods=choices.methods,
@@ -228,7 +235,7 @@ def bench_paper(
     )
     cells = [cell for cells in result.cells.values() for cell in cells]
     files = write_paper_tables(result, out)
-    _show_tables(name, paper_markdown(result), files, cells, MAIN_FIGURE[preset.task], output)
+    _show_tables(f"{preset.name} {setup}", paper_markdown(result), files, cells, MAIN_FIGURE[preset.task], output)
     return paper_json(result)
 
 

@@ -149,6 +149,18 @@ def test_cells_on_the_cpu_are_trained_one_per_processor_and_cells_on_gpus_one_af
     assert load_paper_preset("flickr30k").find_setup("clip").default_jobs() == 1
 
 
+def test_one_command_trains_both_targets_on_photos() -> None:
+    preset = load_paper_preset("flickr8k")
+    assert preset.choose_setups(None) == ("vse", "sgr")
+    assert preset.choose_setups("sgr, vse") == ("sgr", "vse")
+    assert load_paper_preset("flickr30k").choose_setups(None) == ("clip",)
+    with refused("setup", "vsee"):
+        preset.choose_setups("vse,vsee")
+    with refused("methods", "in2r"):  # known before the hour that vse takes
+        preset.choose_setups(None, ["osa", "in2r"])
+    assert preset.choose_setups("vse", ["in2r"]) == ("vse",)
+
+
 def test_f1_follows_from_precision_and_recall() -> None:
     """Cells that contradict one another inside a paper are not among the figures."""
     rows = [row.figures for row in paper_figures() if "noise_f1" in row.figures]

@@ -44,6 +44,22 @@ def test_what_is_found_of_the_noise_stands_beside_the_paper_s(bench: PaperBench)
     assert "of 1 seed;" in text
 
 
+def test_the_rank_of_the_noise_stands_beside_that_of_osa_s_table_9() -> None:
+    ranks = [{"mean_noise_rank": rank, "mean_noise_rank_best": 1815.5} for rank in (1600.0, 1700.0)]
+    cells = {
+        ("osa", NAME): [cell("osa", 0, 400.0)],
+        ("npc", NAME): [cell("npc", seed, 400.0, learnt=found) for seed, found in enumerate(ranks)],
+    }
+    asked = (Condition("shuffle-captions", 0.2, {}),)
+    tables = {NAME: {"mean_noise_rank": 1810.0, "mean_noise_rank_best": 1815.5}}
+    reported = paper_figures("coco", setup="clip")
+    text = paper_markdown(PaperBench(load_paper_preset("coco"), "clip", ("osa", "npc"), asked, cells, reported, tables))
+    assert "| the weight table | 1,810 / 1,816 |" in text
+    assert "| osa | – (1809.1 / 1815.5) |" in text
+    assert "| npc | 1,650 / 1,816 (1641.3 / 1815.5) |" in text
+    assert "found of the noise" not in text, "no precision, no recall"
+
+
 def test_time_and_memory_of_each_method(bench: PaperBench) -> None:
     text = paper_markdown(bench)
     assert "| what it took | CPU seconds | memory MB |" in text
