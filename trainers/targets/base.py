@@ -63,6 +63,13 @@ def concat(batches: Sequence[Encoded]) -> Encoded:
     return joined
 
 
+def xavier(layer: nn.Linear) -> None:
+    """Draw Xavier-uniform weights and set the bias to 0, as the published code of VSE++, SCAN and SGRAF does."""
+    nn.init.xavier_uniform_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
 def gather(encoded: Encoded) -> Encoded:
     """Gather the samples of all ranks in rank order, on every rank; gradients flow back to the rank of the sample.
 

@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import allow_torchvision
 from noisegate.pipeline.shards import Preprocess
 
-from .base import Encoded, Target, TargetConfig, unit
+from .base import Encoded, Target, TargetConfig, unit, xavier
 from .pictures import Augment, FeatureTransform, PictureTransform
 from .pooling import Pooling, build_pooling
 from .texts import TextKind, Vocabulary, WordEncoder
@@ -42,11 +42,15 @@ class DualConfig(TargetConfig):
     """width of precomputed features"""
     regions: int = Field(default=36, ge=1)
     """the most of them in one image"""
+    xavier: bool = False
+    """the linear map of the parts starts with Xavier-uniform weights and a bias of 0, as in the published code of VSE++"""
     image_mlp: bool = False
     """adds a two-layer perceptron to the linear map of each part, as VSE∞ does for region features"""
     pooling: Pooling = "gpo"
     text: TextKind = "gru"
     text_pooling: Pooling = "gpo"
+    bidirectional: bool = True
+    """whether the GRU reads texts in both directions; its states are averaged. VSE++ reads forwards, with text_pooling: last"""
     text_layers: int = Field(default=1, ge=1)
     heads: int = Field(default=4, ge=1)
     word_width: int = Field(default=300, ge=1)
@@ -83,6 +87,7 @@ class Dual(Target):
             config.vocabulary,
             config.width,
             kind=config.text,
+            bidirectional=config.bidirectional,
             word_width=config.word_width,
             layers=config.text_layers,
             heads=config.heads,
@@ -91,6 +96,8 @@ class Dual(Target):
         )
         self.pool_words = build_pooling(config.text_pooling)
         self.tokenizer = config.vocabulary.tokenizer()
+        if config.xavier:
+            xavier(self.to_joint)
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         if self.backbone is None:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from .base import Encoded, full_precision, unit
+from .base import Encoded, full_precision, unit, xavier
 from .pooling import mean_pool
 from .region_words import RegionWords, RegionWordsConfig, attend
 
@@ -55,9 +55,7 @@ class Sgraf(RegionWords):
                 self.matchers[kind] = _Matcher(config, kind)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                xavier(module)
 
     def pool_images(self, parts: Tensor, mask: Tensor) -> Tensor:
         pooled: Tensor = self.pool_regions(parts, mask)

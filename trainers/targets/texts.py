@@ -125,6 +125,7 @@ class WordEncoder(nn.Module):
         width: int,
         *,
         kind: TextKind = "gru",
+        bidirectional: bool = True,
         word_width: int = 300,
         layers: int = 1,
         heads: int = 4,
@@ -141,7 +142,7 @@ class WordEncoder(nn.Module):
             read_word_vectors(Path(vectors), vocabulary, self.words)
         self.dropout = nn.Dropout(dropout)
         if kind == "gru":
-            self.gru = nn.GRU(word_width, width, layers, batch_first=True, bidirectional=True)
+            self.gru = nn.GRU(word_width, width, layers, batch_first=True, bidirectional=bidirectional)
             return
         if width % heads:
             raise ConfigError.of(

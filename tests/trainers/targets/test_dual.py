@@ -1,12 +1,16 @@
 """Dual encoders: backbones of timm, regions dropped in training, features that do not fit."""
 
+import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
-from noisegate.trainers.targets import build_target
+from noisegate.trainers.bench.paper_bench import load_paper_preset
+from noisegate.trainers.targets import build_target, target_config
+from noisegate.trainers.targets.dual import Dual, DualConfig
 from noisegate.trainers.targets.pictures import FeatureTransform
 from tests.errors import refused
 from tests.trainers.small_targets import CAPTIONS, inputs, photo, small
@@ -62,6 +66,20 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics() -> None:
     assert all(torch.equal(value, before[name]) for name, value in target.backbone.state_dict().items())
 
 
+@pytest.mark.parametrize(("setup", "width"), [("vse++-resnet152", 2048), ("vse++-vgg19", 4096)])
+def test_presets_of_vse_pp_have_its_published_architecture(setup: str, width: int) -> None:
+    """Unit features of a frozen network, Xavier's linear map, a GRU of 1,024 in one direction; on a device without memory."""
+    values = load_paper_preset("coco").setups[setup].config["target"]
+    assert (values["backbone_output"], values["xavier"], values["text_pooling"]) == ("unit_vector", True, "last")
+    config = target_config({**values, "backbone_output": "vector", "vocabulary": {"kind": "hashing"}})
+    assert isinstance(config, DualConfig)
+    with torch.device("meta"):
+        target = Dual(config, weights=False)
+    assert target.to_joint.weight.shape == (1024, width)
+    assert not any(parameter.requires_grad for parameter in target.backbone.parameters())
+    assert (target.words.gru.bidirectional, target.words.gru.hidden_size) == (False, 1024)
+
+
 def test_weights_of_a_backbone_come_from_a_file(tmp_path: Path) -> None:
     source = build_target(GRID, seed=5)
     save_file(source.backbone.state_dict(), tmp_path / "net.safetensors")
@@ -99,6 +117,30 @@ def test_the_final_state_of_a_gru_is_that_of_the_last_word() -> None:
     torch.testing.assert_close(
         target.encode_texts(target.tokenize(CAPTIONS))["vectors"], expected / expected.norm(dim=1, keepdim=True)
     )
+
+
+def test_a_gru_in_one_direction_ends_in_the_state_after_the_last_word() -> None:
+    """VSE++: word after word by hand; no state reads a later word."""
+    target = small("dual", bidirectional=False, text_pooling="last", pooling="mean")
+    tokens = target.tokenize(CAPTIONS)
+    cell = torch.nn.GRUCell(4, 8)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in target.words.gru.state_dict().items()})
+    for caption, vector in zip(tokens, target.encode_texts(tokens)["vectors"], strict=True):
+        state = torch.zeros(8)
+        for token in caption[caption != 0]:
+            state = cell(target.words.words.weight[token], state)
+        torch.testing.assert_close(vector, state / state.norm())
+
+
+def test_a_map_of_xavier_has_no_bias_and_changes_no_other_weight() -> None:
+    plain, found = small("dual"), small("dual", xavier=True)
+    own = {"to_joint.weight", "to_joint.bias"}
+    other = found.state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in plain.state_dict().items() if name not in own)
+    bound = math.sqrt(6 / (6 + 8))
+    assert not found.to_joint.bias.any()
+    assert 0.8 * bound < found.to_joint.weight.abs().max() <= bound
+    assert plain.to_joint.weight.abs().max() < 0.8 * bound  # torch's own is 1 / sqrt(6)
 
 
 def test_one_feature_vector_is_one_region() -> None:
