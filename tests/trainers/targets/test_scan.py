@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from noisegate.trainers.bench.paper_bench import load_paper_preset
 from noisegate.trainers.targets.scan import Scan
 from tests.trainers.small_targets import CAPTIONS, inputs, small
 
@@ -44,6 +45,35 @@ def test_similarities_by_loops(way: str, sharpness: float, lse: float, pooling: 
             else:
                 expected = math.log(sum(math.exp(lse * r) for r in relevance)) / lse
             assert float(table[i, t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_regions_enter_by_a_map_of_xavier() -> None:
+    layer = small("scan").to_joint
+    bound = math.sqrt(6 / (6 + 8))
+    assert not layer.bias.any()
+    assert 0.8 * bound < layer.weight.abs().max() <= bound  # torch's own is 1 / sqrt(6)
+
+
+def test_the_log_sum_exp_of_published_coco_models_is_sharper() -> None:
+    plain, sharp = (small("scan", attention="i2t", pooling="lse", lse_scale=scale) for scale in (None, 20))
+    with torch.no_grad():
+        images, texts = plain(inputs("scan"), plain.tokenize(CAPTIONS))
+        regions, words = images["parts"][0].double(), texts["parts"][0][texts["mask"][0]].double()
+        relevance = stacked_attention(words, regions, 4.0)
+        for target, scale in ((plain, 5), (sharp, 20)):
+            expected = math.log(sum(math.exp(scale * r) for r in relevance)) / scale
+            assert float(target.similarity(images, texts)[0, 0]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_presets_train_scan_as_published_for_each_data_set() -> None:
+    """Its README: learning rate, epochs until the rate falls, and epochs; methods add their warm-up to both."""
+    for name, rate, every, epochs in (("coco", 5e-4, 10, 20), ("flickr30k", 2e-4, 15, 30)):
+        setup = load_paper_preset(name).setups["scan"]
+        assert setup.config["optimizer"]["lr"] == rate
+        for changes in setup.methods.values():
+            warmup = changes["method"].get("warmup", 0)
+            assert {**setup.config["schedule"], **changes.get("schedule", {})}["every"] == every + warmup
+            assert {**setup.config["loop"], **changes.get("loop", {})}["epochs"] == epochs + warmup
 
 
 def test_blocks_change_nothing() -> None:
