@@ -62,22 +62,27 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
         raise _nothing_learnt(result.method)
     check_write_table(out, result.method)
     config = TrainConfig.parse(TrainFolder(result.folder).read_config())
+    return write_columns(config, result.sample_columns, _method_facts(result, config), out)
+
+
+def write_columns(
+    config: TrainConfig, sample_columns: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], out: str | Path
+) -> Path:
+    """Write columns (N,) of the data that `config` trains on as weight tables; `facts` tell where they are from, by name."""
     run = RunFolder(Path(out))
     source = None if config.data.table is None else RunFolder.to_read(config.data.table)
-    facts = _method_facts(result, config)
-    with contextlib.closing(_training_data(config)) as data, writing_to(out), folder_lock(run.path):
+    with contextlib.closing(open_training_data(config)) as data, writing_to(out), folder_lock(run.path):
         trained = np.zeros(data.total_rows, bool)
         trained[data.ok_rows()] = True
         shards = {shard.stem: shard for shard in _find_shards(config, source)}
-        about = {**_run_facts(source, config), "method": facts}
+        about = {**_run_facts(source, config, facts["name"]), "method": facts}
         known = {entry["table"]: entry for entry in about.get("shards", [])}
         run.write_run({**about, "shards": [], "finished": False, "complete": False})
         entries = []
         for stem, rows in data.row_keys():
             seen = trained[rows]
             columns = {
-                name: _column(name, values[rows], seen)
-                for name, values in _check_columns(result.sample_columns).items()
+                name: _column(name, values[rows], seen) for name, values in _check_columns(sample_columns).items()
             }
             if source is not None:
                 metadata = {**read_metadata(source.table(stem)), "method": facts}
@@ -117,7 +122,7 @@ def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
     return pa.array(values, mask=unknown).cast(kind)
 
 
-def _training_data(config: TrainConfig) -> WeightedShards:
+def open_training_data(config: TrainConfig) -> WeightedShards:
     """Open the rows that the training drew from, without reading samples."""
     d, rule = config.data, join_rules(config.data.where, build_method(config).where())
     options = d.read_options(config.task.name)
@@ -156,14 +161,14 @@ def _method_facts(result: TrainResult, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _run_facts(source: RunFolder | None, config: TrainConfig) -> dict[str, Any]:
+def _run_facts(source: RunFolder | None, config: TrainConfig, name: str) -> dict[str, Any]:
     recorded = source.read_run() if source else None
     if recorded is not None:
         return recorded
     return {
         "table_version": VERSION,
         "noisegate": version("noisegate"),
-        "scorer": _scorer(config).to_dict(),
+        "scorer": _scorer(config, name).to_dict(),
         "model": None,
         "scoring": {"tasks": list(_options(config).tasks), "classes": None},
         "reading": _reading(config),
@@ -173,10 +178,10 @@ def _run_facts(source: RunFolder | None, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _scorer(config: TrainConfig) -> Identity:
-    """Make the identity of a scorer that is the trained network itself, not a frozen model."""
+def _scorer(config: TrainConfig, name: str) -> Identity:
+    """Make the identity of a scorer that is the network trained by method `name`, not a frozen model."""
     return Identity(
-        model=f"noisegate train: {config.method['name']}",
+        model=f"noisegate train: {name}",
         weights="trained",
         preprocess="by the target",
         decoder="by the target",
@@ -226,7 +231,7 @@ def _write_from_shard(
     }  # fmt: skip
     metadata = {
         "table_version": VERSION,
-        "scorer": _scorer(config).to_dict(),
+        "scorer": _scorer(config, facts["name"]).to_dict(),
         "shard": described,
         "reading": _reading(config),
         "method": dict(facts),

@@ -30,7 +30,8 @@ from .cells import Cell, CellResult, finished_cells, run_cells
 from .given_arrays import GivenArrays
 from .labelled_features import LabelledFeatures
 from .preset_files import PRESETS, PresetPart, check_preset, preset_names, rate_name, read_yaml
-from .scene_bench import judge_table
+from .scene_bench import TRUTH, judge_table
+from .truth_table import make_truth_table
 
 DATA = "DATA"
 REAL = "real"
@@ -62,7 +63,8 @@ class PaperSetup(PresetPart):
     """what differs from the paper, or is not published"""
     config: dict[str, Any]
     methods: dict[str, dict[str, Any]]
-    """by name; NAME@WORD is NAME with further settings, and trained only where it is asked for"""
+    """by name; NAME@WORD is NAME with further settings, and trained only where it is asked for. The table `truth` has the
+    truth as its `clean`"""
     variants: tuple[str, ...] = ()
     """NAME@WORD to train without being asked for"""
     seeds: tuple[int, ...] = (0,)
@@ -291,7 +293,10 @@ def run_paper_bench(
             truth = preset.labelled.write_truth(table, place)
         for method in chosen:
             config = configs[method]
-            if config["data"].get("table"):
+            if config["data"].get("table") == TRUTH:
+                right = make_truth_table(config, shards, condition.rate, place / f"truth-{condition.name}")
+                config = merge_trees(config, {"data": {"table": str(right)}})
+            elif config["data"].get("table"):
                 if table is None and preset.arrays is not None:
                     table = preset.arrays.make_table(data, condition.rate or 0.0, shards, made, note)
                 table = table or make_table(described, condition, shards, data, place, estimator, note)

@@ -3,9 +3,11 @@
 import json
 import re
 import shlex
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +18,7 @@ from noisegate.pipeline.datasets.noise import PROTOCOLS
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.methods.gsl import RECONSTRUCTION
+from noisegate.pipeline.runs import read_table
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.system import count_processors
@@ -68,6 +71,13 @@ def test_settings_are_taken_by_the_trainers(name: str, setup: str, method: str) 
     assert [one.split("/")[1] for one in config.data.shards] == ([] if arrays else ["somewhere"])
     assert build_method(config).config.name == method.partition("@")[0]
     assert target_config(config.target).name == config.target["name"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_two_methods_of_a_set_up_are_the_same_training(name: str) -> None:
+    for setup, found in load_paper_preset(name).setups.items():
+        configs = {method: load_paper_preset(name).run_config(setup, method) for method in found.methods}
+        assert [pair for pair in combinations(configs, 2) if configs[pair[0]] == configs[pair[1]]] == []
 
 
 def test_settings_are_those_of_the_papers() -> None:
@@ -140,6 +150,8 @@ def test_figures_are_those_that_were_published() -> None:
     (osa,) = [row for row in paper_figures("coco", setup="clip", method="osa", rate=0.5) if row.part is None]
     assert osa.figures == {"fold_i2t_r1": 80.4, "fold_t2i_r1": 67.8, "i2t_r1": 64.0, "t2i_r1": 47.9}
     assert [row.figures["rsum"] for row in paper_figures("flickr30k", method="crcl")] == [507.8, 505.2, 487.3, 443.7]
+    true_w = {row.rate: row.figures for row in paper_figures("coco", method="lnc@true-w")}
+    assert true_w == {0.2: {"fold_i2t_r1": 77.2, "fold_t2i_r1": 61.6}, 0.5: {"fold_i2t_r1": 74.0, "fold_t2i_r1": 59.1}}
     (ilsvrc,) = [row for row in paper_figures("webvision") if row.also_on == "ilsvrc"]
     assert ilsvrc.figures == {"accuracy": 86.44}
 
@@ -288,6 +300,30 @@ def test_noise_is_put_into_features_once(tmp_path: Path) -> None:
     assert (clean.error, noisy.error, clean.updates, noisy.rate) == (None, None, 2, 0.4)
     assert notes == ["noise: shuffle-captions 40 %"]
     assert "shuffle-captions 0 % | shuffle-captions 40 %" in paper_markdown(found)
+
+
+def test_lnc_divides_by_the_truth_where_its_variant_asks_for_it(tmp_path: Path) -> None:
+    captions = [f"a {colour} thing number {i}" for i, colour in enumerate(["red", "green", "blue"] * 8)]
+    for split, file in (("train", "train"), ("test", "testall")):
+        features(tmp_path / "source", 24, captions, file)
+        convert("coco", tmp_path / "source", tmp_path / f"data/regions-{split}", layout="features", split=split)
+    small = {
+        "target": {"features": 4, "width": 8, "word_width": 8, "steps": 1},
+        "task": {"options": {"folds": 1}},
+        "data": {"batch_size": 8},
+        "method": {"warmup": 1},
+        "loop": {"epochs": 2, "max_steps": 6, "device": "cpu"},
+    }
+    found = run_paper_bench(
+        load_paper_preset("coco"), "regions", tmp_path / "data", tmp_path / "out", methods=["lnc@true-w"], rates=[0.0, 0.5],
+        settings=small,
+    )  # fmt: skip
+    assert [cell.error for cells in found.cells.values() for cell in cells] == [None, None]
+    place = tmp_path / "out/coco/regions"
+    noisy = pq.read_table(place / "noisy-shuffle-captions-50/noise.parquet")["noisy"].to_pylist()
+    clean = read_table(place / "truth-shuffle-captions-50", ["clean"])["clean"].to_pylist()
+    assert clean == [not wrong for wrong in noisy] and 0 < sum(noisy) < len(noisy)
+    assert all(read_table(place / "truth-shuffle-captions-0", ["clean"])["clean"].to_pylist())
 
 
 def test_missing_shards_are_answered_with_the_commands_that_make_them(tmp_path: Path) -> None:

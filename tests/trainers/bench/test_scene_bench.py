@@ -12,6 +12,7 @@ import pytest
 
 from noisegate import read_table
 from noisegate.pipeline.errors import StoppedError
+from noisegate.trainers.bench.paper_bench import load_paper_preset
 from noisegate.trainers.bench.preset_files import ScenePreset, check_methods, check_preset, load_preset, preset_names
 from noisegate.trainers.bench.pretraining import Pretraining, pretrain
 from noisegate.trainers.bench.scene_bench import PreparedScenes, SceneBench, plan_cell, run_bench
@@ -117,6 +118,19 @@ def test_a_variant_may_ask_for_the_truth_as_its_table() -> None:
     preset = load_preset("scenes-pretrained")
     cell = plan_cell(preset, PREPARED, "lnc@true-w", 0.4, 0, Path("out"))
     assert cell.config["method"] == {"name": "lnc", "division": "table"} and cell.config["data"]["table"] == "truth"
+
+
+def test_lnc_s_ablations_are_those_of_its_table_8() -> None:
+    """Without the division, or without the rectified labels, the paper warms up plainly."""
+    preset = load_preset("scenes-pretrained")
+    plain = {"name": "lnc", "momentum_weight": 0, "abandon": 0}
+    for variant, left_out in (("no-divide", {"division": "none"}), ("no-rectify", {"rectify": False})):
+        cell = plan_cell(preset, PREPARED, f"lnc@{variant}", 0.4, 0, Path("out"))
+        assert cell.config["method"] == plain | left_out
+        on_photos = load_paper_preset("flickr30k").run_config("regions", f"lnc@{variant}")["method"]
+        assert plain | left_out == {
+            name: value for name, value in on_photos.items() if name not in ("warmup", "procedure")
+        }
 
 
 def test_with_passes_the_oracle_sees_each_sample_as_often_as_plain_training_does() -> None:
