@@ -1,7 +1,8 @@
 """The common base of SGRAF and SCAN: targets that compare the regions of an image with the words of a text, pair by pair."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,8 @@ class RegionWordsConfig(TargetConfig):
     text_layers: int = Field(default=1, ge=1)
     dropout: float = Field(default=0.4, ge=0, lt=1)
     block: int = Field(default=8_000_000, ge=1)
-    """numbers of the largest tensor of one block of pairs: a batch or an evaluation is done block by block"""
+    """numbers of the largest tensor of one block of pairs: a batch or an evaluation is done block by block; SAF in training
+    takes at least all images of one text"""
     recompute: bool = False
     """in training, forget each block and compute it again for the gradient: memory of one block, a third more time"""
     vocabulary: Vocabulary = Vocabulary()
@@ -41,6 +43,8 @@ class RegionWords(Target):
     """Features (B, K, D), tokens (B, L); encoded as `vectors` (B, d), `parts` (B, K or L, d) and `mask`, all unit rows."""
 
     config: RegionWordsConfig
+    norms_over_images = False
+    """whether `match` norms over all images of a text in training: then blocks divide the texts alone"""
 
     def __init__(self, config: RegionWordsConfig, weights: bool = True) -> None:
         super().__init__(config)
@@ -92,7 +96,8 @@ class RegionWords(Target):
             order = texts["mask"].sum(dim=1).argsort(stable=True)
             texts = take(texts, order)
         pair = (texts["mask"].shape[1] + 1) * self.width
-        across = max(1, min(count(images), self.config.block // pair))
+        whole = self.training and self.norms_over_images
+        across = max(1, count(images) if whole else min(count(images), self.config.block // pair))
         down = max(1, self.config.block // (pair * across))
         table = self._table(images, texts, across, down)
         return table if order is None else table[:, order.argsort()]
@@ -117,9 +122,35 @@ class RegionWords(Target):
         longest = max(1, int(texts["mask"].any(dim=0).sum()))  # words come first, so the rest is padding
         texts = {name: part[:, :longest] if name != "vectors" else part for name, part in texts.items()}
         if self.config.recompute and torch.is_grad_enabled():
-            result: Tensor = checkpoint(self.match, images, texts, use_reentrant=False)
-            return result
+            return self._recomputed(images, texts)
         return self.match(images, texts)
+
+    def _recomputed(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Match a block and forget what its gradient needs; each backward pass matches again, without moving statistics."""
+        is_again = False
+
+        def match(images: Encoded, texts: Encoded) -> Tensor:
+            nonlocal is_again
+            statistics, is_again = (_keep_statistics(self) if is_again else nullcontext()), True
+            with statistics:
+                return self.match(images, texts)
+
+        result: Tensor = checkpoint(match, images, texts, use_reentrant=False)
+        return result
+
+
+@contextmanager
+def _keep_statistics(module: nn.Module) -> Iterator[None]:
+    """Keep running means and variances of batch norms as they are."""
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.BatchNorm1d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def _cut(encoded: Encoded, start: int, size: int) -> Encoded:

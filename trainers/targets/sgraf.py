@@ -53,6 +53,7 @@ class Sgraf(RegionWords):
         for kind in ("sgr", "saf"):
             if config.module in (kind, "sgraf"):
                 self.matchers[kind] = _Matcher(config, kind)
+        self.norms_over_images = "saf" in self.matchers
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 xavier(module)

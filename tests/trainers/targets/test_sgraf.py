@@ -221,6 +221,25 @@ def test_recomputed_blocks_have_the_same_gradient() -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("block", [1, 150, 10_000])
+def test_blocks_and_recomputation_change_nothing_in_training(block: int, recompute: bool) -> None:
+    """SAF norms over all images of a caption, and its running figures move once per caption."""
+    seen = []
+    for changes in ({}, {"block": block, "recompute": recompute}):
+        target = small("sgraf", dropout=0.0, **changes)
+        images, texts = target(inputs("sgraf", 5), target.tokenize(CAPTIONS))
+        target.train()
+        similarity = target.similarity(images, texts)
+        for _ in range(2):
+            similarity.square().sum().backward(retain_graph=True)
+        norm = target.matchers["saf"].combine.norm
+        assert norm.momentum == 0.1
+        seen.append(([similarity, norm.running_mean, norm.running_var], [p.grad for p in target.parameters()]))
+    torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen[1][1], seen[0][1], rtol=1e-3, atol=1e-3)  # of numbers up to 17
+
+
 @pytest.mark.parametrize("module", ["sgr", "saf"])
 def test_matching_has_the_gradient_of_finite_differences(module: str) -> None:
     target = small("sgraf", seed=1, module=module, width=3, similarity_width=3)
