@@ -268,7 +268,7 @@ def test_a_pair_that_was_not_shown_keeps_its_label() -> None:
 
 @pytest.mark.parametrize("preset", ["paper", "code"])
 def test_ablations_of_table_4(preset: str) -> None:
-    """L_r alone by hand, with q = 1 - ŷ and fixed; without SCC labels stay 1, whatever is predicted."""
+    """L_d alone and L_r alone by hand, with q = 1 - ŷ and fixed; without SCC labels stay 1, whatever is predicted."""
     images, texts = (np.exp(S.double().numpy() / TAU) / np.exp(S.double().numpy() / TAU).sum(axis=axis, keepdims=True)
                      for axis in (1, 0))  # fmt: skip
 
@@ -281,6 +281,7 @@ def test_ablations_of_table_4(preset: str) -> None:
 
     run = FakeRun()
     for how, expected in (
+        ({"complementary": 0.0}, by_hand(S, [1, 1, 1], TAU, 0)),
         ({"direct": False}, only_complementary(0)),
         ({"direct": False, "q": 1.0}, only_complementary(1)),
         ({"direct": False, "q": 0.25, "correct": False}, only_complementary(0.25)),
