@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from noisegate.pipeline.datasets.convert import KINDS, Kind
 from noisegate.pipeline.datasets.noise import TRUTH_FILE, find_protocol, noise_captions, noise_labels
 from noisegate.pipeline.errors import ConfigError, NoisegateError, did_you_mean
 from noisegate.pipeline.runs import RunFolder
@@ -340,13 +341,20 @@ def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
 
 
 def describe_source(preset: PaperPreset, setup: str, data: str | Path = DATA) -> str:
-    """How to get the files that a preset reads, as the end of a message."""
+    """How to get the files that a preset reads, as the end of a message: downloads, the files in them, and commands."""
     given = preset.arrays or preset.labelled
-    if given is not None:
-        return given.get
-    commands = "\n  ".join(line.replace(f"{DATA}/", f"{data}/") for line in preset.find_setup(setup).convert)
-    listed = f"its files are listed by `noisegate convert {preset.name} --help`"
-    return f"make them from the usual download; {listed}:\n  {commands}"
+    convert = preset.find_setup(setup).convert
+    lines = [given.get if given else "make them from the unpacked download, SOURCE in these commands:"]
+    for kind in map(_converted, convert):
+        lines += [f"download of {kind.name}: {kind.source}", f"its files: {kind.expected}"]
+    return "\n  ".join([*dict.fromkeys(lines), *(line.replace(f" {DATA}", f" {data}") for line in convert)])
+
+
+def _converted(command: str) -> Kind:
+    """Return the data set that a `noisegate convert` command reads, in the layout that it names."""
+    words = shlex.split(command)
+    kind = KINDS[words[2]]
+    return kind.of_layout(words[words.index("--layout") + 1]) if "--layout" in words else kind
 
 
 def make_noisy_shards(

@@ -1,13 +1,13 @@
 """The data sets that can be converted and the files each needs. Imports little, because the help text is made from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 LAYOUTS: Mapping[str, str] = {
-    "features": "SPLIT_ims.npy (N, 36, 2048) and SPLIT_caps.txt, or .tsv of id and caption: the *_precomp folders "
-    "of SCAN and NCR",
+    "features": "SPLIT_ims.npy (N, 36, 2048) and SPLIT_caps.txt, or .tsv of id and caption (SPLIT of MS-COCO's test: "
+    "testall): the *_precomp folders of SCAN and NCR",
     "annotations": "annotations/SPLIT_caps.txt and SPLIT_ids.txt with images/: the folders of NPC and OSA",
     "karpathy": "dataset_flickr30k.json or dataset_coco.json with the images: Karpathy's split",
     "table": "SPLIT.tsv or SPLIT.csv of image path and caption",
@@ -19,7 +19,7 @@ LAYOUTS: Mapping[str, str] = {
 class Kind:
     """A data set. `files` lists the files to look for, `source` names the downloads; `reader` is module:function.
 
-    options: the settings of `convert` that this kind takes in addition to those of every kind.
+    options: the settings of `convert` that this kind takes in addition to those of every kind. layouts: the download of each.
     """
 
     name: str
@@ -28,23 +28,28 @@ class Kind:
     source: str
     reader: str
     options: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected(self) -> str:
         """Format the list of files for a message."""
         return "; or ".join(self.files)
 
+    def of_layout(self, layout: str) -> "Kind":
+        """Return this kind with the download and the files of one layout."""
+        return replace(self, files=(LAYOUTS[layout],), source=self.layouts[layout])
+
 
 _CAPTIONS = ("layout", "rows", "images", "float16", "noise_file")
 
 
-def _captioned(name: str, source: str, layouts: tuple[str, ...]) -> Kind:
-    files = tuple(LAYOUTS[layout] for layout in layouts)
+def _captioned(name: str, layouts: Mapping[str, str]) -> Kind:
+    files, source = tuple(LAYOUTS[layout] for layout in layouts), "; ".join(dict.fromkeys(layouts.values()))
     splits = ("train", "val", "test", "test1k") if name == "coco" else ("train", "val", "test")
     return Kind(name, splits, files, source, "captioned:read_captioned", _CAPTIONS, layouts)
 
 
+_FETCHED = "pictures fetched from its list"
 _COLUMNS = ("image_column", "text_column", "label_column")
 
 
@@ -65,19 +70,24 @@ _ALL = (
     _own("coco-captions", "captions_train2017.json with its pictures beside it", "COCO's annotations and images"),
     _captioned(
         "flickr30k",
-        "flickr30k-images.tar.gz with Karpathy's caption_datasets.zip; f30k_precomp of SCAN; Flickr30K of NPC and OSA",
-        ("features", "annotations", "karpathy"),
+        {
+            "features": "f30k_precomp of SCAN",
+            "annotations": "Flickr30K of NPC and OSA",
+            "karpathy": "flickr30k-images.tar.gz with Karpathy's caption_datasets.zip",
+        },
     ),
     _captioned(
         "coco",
-        "train2014.zip and val2014.zip with Karpathy's caption_datasets.zip; coco_precomp of SCAN; MSCOCO of NPC and OSA",
-        ("features", "annotations", "karpathy"),
+        {
+            "features": "coco_precomp of SCAN",
+            "annotations": "MSCOCO of NPC and OSA",
+            "karpathy": "train2014.zip and val2014.zip with Karpathy's caption_datasets.zip",
+        },
     ),
+    _captioned("cc152k", {"features": "cc152k_precomp of NCR", "annotations": _FETCHED, "table": _FETCHED}),
     _captioned(
-        "cc152k", "cc152k_precomp of NCR, or pictures fetched from its list", ("features", "annotations", "table")
-    ),
-    _captioned(
-        "cc120k", "CC120K of NPC and OSA, or pictures fetched from its list", ("features", "annotations", "table")
+        "cc120k",
+        {"features": "features of your own extraction", "annotations": "CC120K of NPC and OSA", "table": _FETCHED},
     ),
     Kind(
         "cifar10",

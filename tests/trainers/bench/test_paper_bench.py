@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.convert.job import convert
-from noisegate.pipeline.datasets.convert.kinds import KINDS
+from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
 from noisegate.pipeline.datasets.noise import PROTOCOLS
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.inspect.evaluation import evaluate
@@ -149,7 +149,9 @@ def test_every_figure_belongs_to_a_run_that_the_preset_makes() -> None:
 def test_figures_are_those_that_were_published() -> None:
     (osa,) = [row for row in paper_figures("coco", setup="clip", method="osa", rate=0.5) if row.part is None]
     assert osa.figures == {"fold_i2t_r1": 80.4, "fold_t2i_r1": 67.8, "i2t_r1": 64.0, "t2i_r1": 47.9}
-    crcl = [row.figures["rsum"] for row in paper_figures("flickr30k", setup="regions", method="crcl") if row.part is None]
+    crcl = [
+        row.figures["rsum"] for row in paper_figures("flickr30k", setup="regions", method="crcl") if row.part is None
+    ]
     assert crcl == [507.8, 505.2, 487.3, 443.7]
     (direct,), (complementary,) = (paper_figures(method=f"crcl@{word}") for word in ("direct", "complementary"))
     assert direct.figures == {"i2t_r1": 69.3, "t2i_r1": 51.4, "rsum": 471.2}
@@ -342,8 +344,16 @@ def test_missing_shards_are_answered_with_the_commands_that_make_them(tmp_path: 
 def test_every_preset_says_how_to_get_its_files(name: str) -> None:
     with refused("data") as caught:
         CliRunner().invoke(app, ["bench", "--preset", name], catch_exceptions=False)
+    message = str(caught.value)
     given = {"flickr8k": "train_ims.npy", "cifar10n": "cifar10n-features.npz"}
-    assert given.get(name, f"noisegate convert {name} SOURCE") in str(caught.value)
+    assert given.get(name, "make them from the unpacked download") in message
+    if name == "flickr8k":
+        return
+    kind, setup = KINDS[name], next(iter(load_paper_preset(name).setups.values()))
+    assert all(f"\n  {line}" in message for line in setup.convert)
+    layout = next((layout for layout in kind.layouts if f"--layout {layout} " in message), None)
+    download, files = (kind.layouts[layout], LAYOUTS[layout]) if layout else (kind.source, kind.expected)
+    assert f"\n  download of {name}: {download}\n  its files: {files}\n" in message
 
 
 @pytest.mark.parametrize(
