@@ -52,7 +52,8 @@ class CoTeachingConfig(MethodConfig):
     threshold: float = Field(default=0.5, gt=0, lt=1)
     """of the clean confidence"""
     procedure: Literal["lean", "paper"] = "lean"
-    """lean: losses noted while learning, about twice a plain epoch; paper: passes over all data, separate batches of halves"""
+    """lean: losses and labels of the training steps themselves, dropout included, twice a plain epoch; paper: passes over all
+    data, labels in evaluation mode, separate batches of halves, three to four"""
     noisy_from: float = Field(default=0.5, ge=0, le=1)
     """share of the epochs after the warm-up in which the noisy half is left out, rounded down to whole epochs; 1: always"""
     one_percent: bool = False
