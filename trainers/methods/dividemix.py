@@ -29,13 +29,7 @@ from noisegate.trainers.targets import Encoded, Target
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .co_teaching import NAMES, clean_rows, mean_of_known
-from .mixup import mixup, one_hot
-
-MIXED, HARDLY_MIXED = 4.0, 0.1
-"""α of Beta(α, α): as published for 300 epochs, and for short runs"""
-FEW_EPOCHS = 50
-"""below: a short run, in which mixed pictures cost more than they bring: in 6 epochs (`bench --preset scenes-pretrained-labels
---rates 0.4 --seeds 1`) 36.8 by α = 4, 47.4 by .05, plain training 37.7; from scratch in 12 to 40 epochs see docs/results.md"""
+from .mixup import HARDLY_MIXED, MIXED, hardly_mixed, mixup, mixup_alpha, one_hot
 
 
 class DivideMixConfig(MethodConfig):
@@ -78,14 +72,12 @@ class DivideMix(Method):
         if self.warmup >= wanted:
             problem = f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}"
             raise ConfigError.of("method.warmup", self.warmup, problem)
-        self.mixup = self.config.mixup or (HARDLY_MIXED if wanted < FEW_EPOCHS else MIXED)
+        self.mixup = mixup_alpha(self.config.mixup, wanted)
         return wanted
 
     def prepare(self, run: Run) -> None:
         if self.config.mixmatch and self.config.mixup is None and self.mixup == HARDLY_MIXED:
-            run.note(
-                f"dividemix: pictures are hardly mixed in fewer than {FEW_EPOCHS} epochs; as published: method.mixup=4"
-            )
+            run.note(hardly_mixed("dividemix"))
         self.confidence = np.full((2, run.total_rows), np.nan, np.float32)
         self.refined_label = np.full(run.total_rows, -1, np.int64)
         self.refined_confidence = np.full(run.total_rows, np.nan, np.float32)

@@ -5,8 +5,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MIXED, HARDLY_MIXED = 4.0, 0.1
+"""α of Beta(α, α): as published for 300 epochs, and for short runs"""
+FEW_EPOCHS = 50
+"""below: a short run, in which mixed pictures cost more than they bring: in 6 epochs (`bench --preset scenes-pretrained-labels
+--seeds 1`) DivideMix ends at 36.8 by α = 4, 47.4 by .05, plain training at 37.7 (40 % noise), SSR at 32.0, 56.6 by .1, plain
+training at 56.8 (no noise); from scratch in 12 to 40 epochs see docs/results.md"""
 
-def mixup(images: Tensor, labels: Tensor, rng: np.random.Generator, alpha: float = 4.0) -> tuple[Tensor, Tensor]:
+
+def mixup_alpha(given: float | None, epochs: int) -> float:
+    """Return α of a run: the `given` one, else the published one, or for a short run one that hardly mixes.
+
+    >>> mixup_alpha(None, 300), mixup_alpha(None, 10), mixup_alpha(0.5, 10)
+    (4.0, 0.1, 0.5)
+    """
+    return given or (HARDLY_MIXED if epochs < FEW_EPOCHS else MIXED)
+
+
+def hardly_mixed(method: str) -> str:
+    """Make the log line of a short run that hardly mixes.
+
+    >>> hardly_mixed("ssr")
+    'ssr: pictures are hardly mixed in fewer than 50 epochs; as published: method.mixup=4'
+    """
+    return (
+        f"{method}: pictures are hardly mixed in fewer than {FEW_EPOCHS} epochs; as published: method.mixup={MIXED:g}"
+    )
+
+
+def mixup(images: Tensor, labels: Tensor, rng: np.random.Generator, alpha: float = MIXED) -> tuple[Tensor, Tensor]:
     """λ x + (1 - λ) x', λ y + (1 - λ) y' with another sample of the batch each; λ ~ Beta(α, α), never below one half.
 
     images: (B, …) float, labels: (B, C). One λ for the batch, so that a sample's own part is always the larger one
