@@ -70,7 +70,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "schedule": {"name": "step", "every": 25, "factor": 0.1},
         "loop": {"epochs": 45, "clip": 2.0},
     },
-    "tango": {"method": {"warmup": 0}, **_TANGO},
+    "tango": {"method": {"warmup": 0, "mixup": 4.0}, **_TANGO},
     "label_match": {"method": {"guard": False}, **_TANGO},  # as in TANGO's Table 9
     "deft": {"method": {"detect": 10, "warmup": 5}, **_TANGO},
     "ssr": {

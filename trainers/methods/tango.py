@@ -38,7 +38,7 @@ from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup, knows_classes
-from .mixup import mixup, one_hot
+from .mixup import HARDLY_MIXED, MIXED, hardly_mixed, mixup, mixup_alpha, one_hot
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
 PARALLEL = 0.999
@@ -60,8 +60,8 @@ class TangoConfig(MethodConfig):
     """weight of the anchors against the neighbours"""
     k: int | None = Field(default=None, ge=1)
     """neighbours; None: 200, or half an average class where classes are small"""
-    mixup: float = Field(default=4.0, gt=0)
-    """α of Beta(α, α)"""
+    mixup: float | None = Field(default=None, gt=0)
+    """α of Beta(α, α); None: 4, or .1, which hardly mixes, where there are fewer than 50 epochs"""
     warmup: int | None = Field(default=None, ge=0)
     """first epochs of plain training; None: while the network does not know the classes; 0, as the paper: none"""
     table_epochs: int = Field(default=0, ge=0)
@@ -83,6 +83,7 @@ class Tango(Method):
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
         self.columns_by_row: dict[str, Array] = {}
         self.plain = False  # whether this epoch is plain training
+        self.mixup = MIXED
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
         """Return settings that measure by TAC; a pretrained tower gets forty sentences per class (the paper's K)."""
@@ -93,10 +94,13 @@ class Tango(Method):
 
     def epochs(self, wanted: int) -> int:
         check_warmup(self.config.warmup, wanted, wanted // 4)
+        self.mixup = mixup_alpha(self.config.mixup, wanted)
         return wanted
 
     def prepare(self, run: Run) -> None:
         """Use the table's anchors as classes in the evaluation too."""
+        if self.config.mixup is None and self.mixup == HARDLY_MIXED:
+            run.note(hardly_mixed("tango"))
         target = run.network()
         _check_head(target)
         kept = table_anchors(run, self.config.anchors) if target.config.anchors is None else None
@@ -187,7 +191,7 @@ class Tango(Method):
         images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
         clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
         labels = self.weigh(self._soft_labels(rows, batch.labels), batch.rows)
-        mixed, soft = mixup(images, labels, run.random("mixup"), self.config.mixup)
+        mixed, soft = mixup(images, labels, run.random("mixup"), self.mixup)
         logits = self._classify(run, torch.cat([images[clean], mixed]))
         own, of_mixed = logits[: -len(mixed)], logits[-len(mixed) :]
         each_clean = torch.zeros(len(images), device=images.device)

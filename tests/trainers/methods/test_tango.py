@@ -276,7 +276,7 @@ def batch(run: FakeRun, rows: list[int]) -> dict[str, Batch]:
 
 
 def expected(
-    method: Tango, run: FakeRun, images: NDArray[Any], rows: list[int], clean: list[bool]
+    method: Tango, run: FakeRun, images: NDArray[Any], rows: list[int], clean: list[bool], alpha: float = 4.0
 ) -> tuple[float, float]:
     """L_clean and L_reg with numpy alone, λ and the permutation drawn as `mixup` says."""
     anchors, of_anchor = method.anchors.numpy(), method.anchor_labels.numpy()  # type: ignore[union-attr]
@@ -289,7 +289,7 @@ def expected(
     given = run.labels[rows]
     own = [-log_softmax(images)[i, given[i]] for i in range(len(rows)) if clean[i]]
     rng = run.random("mixup")
-    share = rng.beta(4, 4)
+    share = rng.beta(alpha, alpha)
     share = max(share, 1 - share)
     order = rng.permutation(len(rows))
     soft = method.soft[rows]
@@ -298,9 +298,11 @@ def expected(
     return (float(np.mean(own)) if own else 0.0), float(-(target * log_softmax(mixed)).sum(axis=1).mean())
 
 
-@pytest.mark.parametrize("none_clean", [False, True])
-def test_loss_is_clean_plus_mixed(none_clean: bool) -> None:
+@pytest.mark.parametrize(("none_clean", "epochs", "alpha"), [(False, 300, 4.0), (True, 300, 4.0), (False, 20, 0.1)])
+def test_loss_is_clean_plus_mixed(none_clean: bool, epochs: int, alpha: float) -> None:
+    """A short run hardly mixes."""
     method, run = with_anchors(k=4), FakeRun()
+    assert method.epochs(epochs) == epochs
     method.begin_epoch(run)  # type: ignore[arg-type]
     rows = [0, 3, 5, 8, 11]
     if none_clean:
@@ -310,7 +312,7 @@ def test_loss_is_clean_plus_mixed(none_clean: bool) -> None:
     clean = method.columns_by_row["clean_tango"][rows].tolist()
     work = batch(run, rows)
     step = method.loss(work, run)  # type: ignore[arg-type]
-    on_clean, on_all = expected(method, run, work["all"].images.numpy(), rows, clean)  # type: ignore[union-attr]
+    on_clean, on_all = expected(method, run, work["all"].images.numpy(), rows, clean, alpha)  # type: ignore[union-attr]
     assert step.loss is not None
     assert float(step.loss) == pytest.approx(on_clean + on_all, rel=1e-5)
     assert float(step.logs["loss_clean"]) == pytest.approx(on_clean, rel=1e-5)
