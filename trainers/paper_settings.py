@@ -74,7 +74,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
     "label_match": {"method": {"guard": False}, **_TANGO},  # as in TANGO's Table 9
     "deft": {"method": {"detect": 10, "warmup": 5}, **_TANGO},
     "ssr": {
-        "method": {"warmup": 0, "mixup": 4.0},
+        "method": {"warmup": 0},
         "data": {"batch_size": 128},
         "optimizer": _SGD,
         "schedule": {"name": "cosine"},

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +24,9 @@ from noisegate.pipeline.datasets.noise import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
 from noisegate.pipeline.system import Mask, exit_with_parent, free_unused_memory, spawn_context, write_atomically
 from noisegate.trainers.config import resolve_settings
+
+if TYPE_CHECKING:
+    from noisegate.pipeline.inspect.metrics.selection import MeanNoiseRank
 
 STOPPED = "stopped; run the same command again, finished cells are kept"
 CELLS_PER_PROCESS = 12
@@ -229,11 +232,16 @@ def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, 
     if weight is not None:
         seen = np.isfinite(weight)
         rank = mean_noise_rank(weight[seen], known["noisy"].to_numpy()[seen])
-        figures |= dict(zip(RANK_FIGURES, (rank.value, rank.optimum), strict=True))
+        figures |= rank_figures(rank)
     if "refined_label" in columns and "clean_label" in known.column_names:
         clean_labels = known["clean_label"].fill_null(-1).to_numpy()
         figures["relabel_accuracy"] = 100 * relabel_accuracy(np.asarray(columns["refined_label"]), clean_labels)
     return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def rank_figures(rank: "MeanNoiseRank") -> dict[str, float]:
+    """Return the mean rank of the noise and its optimum, by `RANK_FIGURES`."""
+    return dict(zip(RANK_FIGURES, (rank.value, rank.optimum), strict=True))
 
 
 def kept_rows(columns: Mapping[str, NDArray[Any]]) -> Mask | None:

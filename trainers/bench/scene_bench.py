@@ -24,7 +24,7 @@ from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.texts import ClipVocabulary
 
-from .cells import RANK_FIGURES, Cell, CellResult, finished_cells, run_cells
+from .cells import Cell, CellResult, finished_cells, rank_figures, run_cells
 from .preset_files import ORACLE, PASSES, SceneData, ScenePreset, rate_name
 from .pretraining import Pretrained, pretrain
 
@@ -186,8 +186,8 @@ def judge_table(table: Path, labels: bool, truth: Path | None = None) -> dict[st
             further = {"relabel_accuracy": 100 * judged.refined_accuracy}
     else:
         found = evaluate(table, truth)
-        selection, rank = found.selection, found.noise_rank
-        further = dict(zip(RANK_FIGURES, (rank.value, rank.optimum), strict=True))
+        selection = found.selection
+        further = dict(rank_figures(found.noise_rank))
     names = ("noise_precision", "noise_recall", "noise_f1", "clean_recall", "clean_auroc")
     values = selection.as_dict()
     figures = {name: None if values[name] is None else 100 * float(getattr(selection, name)) for name in names}

@@ -29,7 +29,7 @@ from noisegate.trainers.targets import Encoded, Target
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .co_teaching import NAMES, clean_rows, mean_of_known
-from .mixup import HARDLY_MIXED, MIXED, hardly_mixed, mixup, mixup_alpha, one_hot
+from .mixup import MIXED, mixup, mixup_alpha, note_mixing, one_hot
 
 
 class DivideMixConfig(MethodConfig):
@@ -76,8 +76,8 @@ class DivideMix(Method):
         return wanted
 
     def prepare(self, run: Run) -> None:
-        if self.config.mixmatch and self.config.mixup is None and self.mixup == HARDLY_MIXED:
-            run.note(hardly_mixed("dividemix"))
+        if self.config.mixmatch:
+            note_mixing(run, "dividemix", self.config.mixup, self.mixup)
         self.confidence = np.full((2, run.total_rows), np.nan, np.float32)
         self.refined_label = np.full(run.total_rows, -1, np.int64)
         self.refined_confidence = np.full(run.total_rows, np.nan, np.float32)

@@ -5,12 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .base import Run
+
 MIXED, HARDLY_MIXED = 4.0, 0.1
 """α of Beta(α, α): as published for 300 epochs, and for short runs"""
 FEW_EPOCHS = 50
 """below: a short run, in which mixed pictures cost more than they bring. In 6 epochs (`bench --preset scenes-pretrained-labels
---seeds 1`): DivideMix 36.8 by α = 4, 47.4 by .05, plain training 37.7 (40 % noise); SSR 32.0, 56.6 by .1, TANGO 45.3, 54.8 by
-.1, plain training 56.8 (no noise). In 12 from scratch (`scenes-classification --seeds 9`): TANGO 88.2, 96.3 by .1 (40 %)"""
+--seeds 1`): DivideMix 36.8 by α = 4, 47.4 by .05, plain training 37.7 (40 % noise); TANGO 45.3, 54.8 by .1, plain training 56.8
+(no noise). In 12 from scratch (`scenes-classification --seeds 9`): TANGO 88.2, 96.3 by .1 (40 %)"""
 
 
 def mixup_alpha(given: float | None, epochs: int) -> float:
@@ -22,13 +24,12 @@ def mixup_alpha(given: float | None, epochs: int) -> float:
     return given or (HARDLY_MIXED if epochs < FEW_EPOCHS else MIXED)
 
 
-def hardly_mixed(method: str) -> str:
-    """Make the log line of a short run that hardly mixes.
-
-    >>> hardly_mixed("ssr")
-    'ssr: pictures are hardly mixed in fewer than 50 epochs; as in long runs: method.mixup=4'
-    """
-    return f"{method}: pictures are hardly mixed in fewer than {FEW_EPOCHS} epochs; as in long runs: method.mixup={MIXED:g}"
+def note_mixing(run: Run, method: str, given: float | None, alpha: float) -> None:
+    """Log that a short run hardly mixes, unless α was given."""
+    if given is None and alpha == HARDLY_MIXED:
+        run.note(
+            f"{method}: pictures are hardly mixed in fewer than {FEW_EPOCHS} epochs; as in long runs: method.mixup={MIXED:g}"
+        )
 
 
 def mixup(images: Tensor, labels: Tensor, rng: np.random.Generator, alpha: float = MIXED) -> tuple[Tensor, Tensor]:

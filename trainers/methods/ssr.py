@@ -27,7 +27,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, check_warmup, knows_classes
-from .mixup import HARDLY_MIXED, MIXED, hardly_mixed, mixup, mixup_alpha, one_hot
+from .mixup import MIXED, mixup, one_hot
 
 
 class SsrConfig(MethodConfig):
@@ -40,8 +40,8 @@ class SsrConfig(MethodConfig):
     """θ_s"""
     k: int | None = Field(default=None, ge=1)
     """neighbours, the sample itself among them; None: 200, or half an average class where classes are small"""
-    mixup: float | None = Field(default=None, gt=0)
-    """α of Beta(α, α); None: the published 4, or .1, which hardly mixes, where there are fewer than 50 epochs"""
+    mixup: float = Field(default=MIXED, gt=0)
+    """α of Beta(α, α); in short runs .1, which hardly mixes, learns more, but finds less of the noise"""
     balance: bool = True
     warmup: int | None = Field(default=None, ge=0)
     """first epochs on everything as given, with Mixup; None: epochs of plain training while the network does not know the
@@ -58,7 +58,6 @@ class Ssr(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.mixup = MIXED
         self.plain = np.zeros(1, bool)  # whether this epoch is plain training
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given label
         self.confidence = np.zeros(0, np.float32)
@@ -67,15 +66,9 @@ class Ssr(Method):
 
     def epochs(self, wanted: int) -> int:
         check_warmup(self.config.warmup, wanted, wanted // 4)
-        self.mixup = mixup_alpha(self.config.mixup, wanted)
         return wanted
 
     def prepare(self, run: Run) -> None:
-        if self.config.mixup is None and self.mixup == HARDLY_MIXED:
-            run.note(hardly_mixed("ssr"))
-        self._believe_all(run)
-
-    def _believe_all(self, run: Run) -> None:
         self.labels = np.full(run.total_rows, -1, np.int64)
         self.confidence = np.full(run.total_rows, np.nan, np.float32)
         self.clean = np.ones(run.total_rows, bool)
@@ -109,7 +102,7 @@ class Ssr(Method):
         self.plain[0] = self.config.warmup is None and not knows_classes(predicted[valid], voted)
         if self.plain[0]:
             run.note("ssr: the network does not know the classes yet, and its neighbours say otherwise: plain training")
-            self._believe_all(run)
+            self.prepare(run)
             return
         self.clean = select_clean(neighbours, valid, self.labels, classes, self.config.select)
         changed = int((self.labels != given).sum())
@@ -132,7 +125,7 @@ class Ssr(Method):
         labels = torch.where(labels < 0, batch.labels, labels)
         weights = torch.from_numpy(self.weights[rows]).to(labels.device)
         soft = self.weigh(one_hot(labels, len(target.classes)) * weights[:, None], batch.rows)
-        mixed, soft = mixup(target.pixels(batch.images), soft, run.random("mixup"), self.mixup)
+        mixed, soft = mixup(target.pixels(batch.images), soft, run.random("mixup"), self.config.mixup)
         each = cross_entropy(target.class_logits(run.encode_images(mixed)), soft)
         return StepLoss(run.gather(each).mean())
 

@@ -38,7 +38,7 @@ from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup, knows_classes
-from .mixup import HARDLY_MIXED, MIXED, hardly_mixed, mixup, mixup_alpha, one_hot
+from .mixup import MIXED, mixup, mixup_alpha, note_mixing, one_hot
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
 PARALLEL = 0.999
@@ -99,8 +99,7 @@ class Tango(Method):
 
     def prepare(self, run: Run) -> None:
         """Use the table's anchors as classes in the evaluation too."""
-        if self.config.mixup is None and self.mixup == HARDLY_MIXED:
-            run.note(hardly_mixed("tango"))
+        note_mixing(run, "tango", self.config.mixup, self.mixup)
         target = run.network()
         _check_head(target)
         kept = table_anchors(run, self.config.anchors) if target.config.anchors is None else None

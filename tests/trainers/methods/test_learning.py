@@ -50,17 +50,12 @@ def trained(folder: Path, out: Path, **method: Any) -> TrainResult:
 
 
 def test_robust_methods_find_wrong_labels_and_beat_plain_training(tmp_path: Path) -> None:
-    """Two labels in five are wrong, drawn evenly over the other classes.
-
-    Mixing keeps SSR from learning wrong labels by heart, so that it finds more of them; it learns as much of the right ones
-    without.
-    """
+    """Two labels in five are wrong, drawn evenly over the other classes."""
     truth, given = write_features(tmp_path / "train.tar", 640, 0.4, seed=1)
     write_features(tmp_path / "held.tar", 200, 0.0, seed=2)
     plain = trained(tmp_path, tmp_path / "runs", name="baseline").last["accuracy"]
-    assert trained(tmp_path, tmp_path / "runs", name="ssr").last["accuracy"] > plain + 5, "as by default, hardly mixed"
-    for name, mixup in (("ssr", 4.0), ("tango", None)):
-        result = trained(tmp_path, tmp_path / "runs", name=name, mixup=mixup)
+    for name in ("ssr", "tango"):
+        result = trained(tmp_path, tmp_path / "runs", name=name)
         clean, right = result.sample_columns["clean"], truth == given
         assert right[clean].mean() > 0.85, f"{name}: precision, where 0.6 are right"
         assert clean[right].mean() > 0.75, f"{name}: recall"

@@ -35,7 +35,6 @@ class FakeRun:
         self.logits = np.zeros((9, 3), np.float32)
         self.target = small("clip", classes=("dog", "cat", "bird"), head="linear")
         self.measured = 0
-        self.notes: list[str] = []
 
     def measure(
         self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
@@ -62,8 +61,7 @@ class FakeRun:
     def random(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(3)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, text: str) -> None: ...
 
 
 def ssr(**how: Any) -> Ssr:
@@ -162,22 +160,6 @@ def test_a_network_that_does_not_say_what_the_neighbours_say_trains_plainly() ->
         again = ssr(k=3)
         again.load_state_dict(method.state_dict())
         assert again.plain[0] == plain
-
-
-@pytest.mark.parametrize(("epochs", "given", "alpha"), [(49, None, 0.1), (50, None, 4.0), (5, 2.0, 2.0)])
-def test_short_runs_hardly_mix(monkeypatch: pytest.MonkeyPatch, epochs: int, given: float | None, alpha: float) -> None:
-    mixed: list[float] = []
-    monkeypatch.setattr(
-        "noisegate.trainers.methods.ssr.mixup", lambda x, y, rng, alpha: (mixed.append(alpha), (x, y))[1]
-    )
-    method, run = ssr(k=3, mixup=given), FakeRun()
-    assert method.epochs(epochs) == epochs
-    method.prepare(run)  # type: ignore[arg-type]
-    assert any("hardly mixed" in text for text in run.notes) == (alpha == 0.1)
-    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
-    work = {"all": Batch(rows=torch.tensor([0, 3]), keys=list("ab"), images=images, labels=torch.tensor([0, 1]))}
-    method.loss(work, run)  # type: ignore[arg-type]
-    assert mixed == [alpha]
 
 
 def test_loss_is_weighted_cross_entropy_of_mixed_pictures() -> None:
