@@ -26,7 +26,7 @@ from noisegate.pipeline.system import Mask, exit_with_parent, free_unused_memory
 from noisegate.trainers.config import resolve_settings
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.inspect.metrics.selection import MeanNoiseRank
+    from noisegate.pipeline.inspect.metrics import MeanNoiseRank
 
 STOPPED = "stopped; run the same command again, finished cells are kept"
 CELLS_PER_PROCESS = 12

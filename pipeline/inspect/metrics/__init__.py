@@ -2,11 +2,19 @@
 trained model (`trained_model`). The name of each metric contains its positive class.
 """
 
-from .selection import calibration_error, clean_auroc, mean_noise_rank, relabel_accuracy, selection_metrics
+from .selection import (
+    MeanNoiseRank,
+    calibration_error,
+    clean_auroc,
+    mean_noise_rank,
+    relabel_accuracy,
+    selection_metrics,
+)
 from .trained_model import BlockRecall, RecallAtK, map_at_r, mean_class_accuracy, precision_at_1, rsum, top_k_accuracy
 
 __all__ = [
     "BlockRecall",
+    "MeanNoiseRank",
     "RecallAtK",
     "calibration_error",
     "clean_auroc",
