@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -65,6 +65,11 @@ class RowMask:
         return RowMask(self.shard(number) & mask[first:last] for number, (first, last) in enumerate(parts))
 
 
+LastBatch = Literal["drop", "short", "fill"]
+"""what becomes of the rows left over at the end of an epoch: left out, a short batch, or a batch filled up with rows of the
+batch before"""
+
+
 class EpochOrder(Protocol):
     """The batches of each epoch."""
 
@@ -89,15 +94,24 @@ def rank_rows(batch: Index, rank: int, world: int) -> Index:
 class _ShardOrder:
     """Cut rows into batches, shard by shard; only one window of shards is in memory at a time."""
 
-    def __init__(self, mask: RowMask, batch_size: int, window_shards: int, drop_last: bool) -> None:
-        self._mask, self._size, self._window, self._drop_last = mask, batch_size, window_shards, drop_last
+    def __init__(self, mask: RowMask, batch_size: int, window_shards: int, last: LastBatch) -> None:
+        self._mask, self._size, self._window, self._last = mask, batch_size, window_shards, last
         self._shards = np.flatnonzero(mask.kept)
         self._selected = int(mask.kept.sum())
 
     def __len__(self) -> int:
-        return self._selected // self._size if self._drop_last else -(-self._selected // self._size)
+        return self._selected // self._size if self._last == "drop" else -(-self._selected // self._size)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
+        first = max(0, start - 1) if self._last == "fill" else start
+        before = np.zeros(0, np.int64)
+        for number, batch in enumerate(self._cut(epoch, first), first):
+            missing = min(self._size - len(batch), len(before)) if self._last == "fill" else 0
+            if number >= start:
+                yield np.concatenate([before[:missing], batch]) if missing else batch
+            before = batch
+
+    def _cut(self, epoch: int, start: int) -> Iterator[Index]:
         shards = self._shard_order(epoch)
         windows = np.array_split(shards, range(self._window, len(shards), self._window))
         passed = start * self._size  # number of rows in the batches before `start`
@@ -113,7 +127,7 @@ class _ShardOrder:
             whole = len(left) // self._size * self._size
             yield from left[:whole].reshape(-1, self._size)
             left = left[whole:]
-        if len(left) and not self._drop_last:
+        if len(left) and self._last != "drop":
             yield left
 
     def _shard_order(self, epoch: int) -> Index:
@@ -124,17 +138,17 @@ class _ShardOrder:
 
 
 class SequentialOrder(_ShardOrder):
-    """Every selected row once, in order, with a short last batch; the same in every epoch."""
+    """Every selected row, in order; the same in every epoch."""
 
-    def __init__(self, mask: RowMask, batch_size: int) -> None:
-        super().__init__(mask, batch_size, 1, drop_last=False)
+    def __init__(self, mask: RowMask, batch_size: int, last: LastBatch = "short") -> None:
+        super().__init__(mask, batch_size, 1, last)
 
 
 class WindowOrder(_ShardOrder):
     """Shards in random order, and the rows of each `window_shards` of them in random order."""
 
-    def __init__(self, mask: RowMask, batch_size: int, seed: int, window_shards: int, drop_last: bool) -> None:
-        super().__init__(mask, batch_size, window_shards, drop_last)
+    def __init__(self, mask: RowMask, batch_size: int, seed: int, window_shards: int, last: LastBatch) -> None:
+        super().__init__(mask, batch_size, window_shards, last)
         self._seed = seed
 
     def _shard_order(self, epoch: int) -> Index:
@@ -209,13 +223,13 @@ def make_order(
     batch_size: int,
     seed: int,
     window_shards: int,
-    drop_last: bool,
+    last: LastBatch,
 ) -> EpochOrder:
-    """Make the order of a `sampler`; `labels(rows)` is called only for m_per_class."""
+    """Make the order of a `sampler`; `labels(rows)` is called only for m_per_class. A sequential order drops no rows."""
     if sampler == "sequential":
-        return SequentialOrder(mask, batch_size)
+        return SequentialOrder(mask, batch_size, "fill" if last == "fill" else "short")
     if sampler == "window":
-        return WindowOrder(mask, batch_size, seed, window_shards, drop_last)
+        return WindowOrder(mask, batch_size, seed, window_shards, last)
     if match := re.fullmatch(r"m_per_class:(\d{1,6})", sampler):
         rows = np.flatnonzero(mask.to_array())
         return MPerClassOrder(rows, labels(rows), batch_size, int(match.group(1)), seed)

@@ -19,7 +19,7 @@ from noisegate.pipeline.system import Index, Mask
 from .batch import Batch, Dropped
 from .batch_loader import BatchFailure, BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader
 from .catalogue import Catalogue, RowNeeds, make_catalogue, read_labels
-from .epoch_order import EpochOrder, MPerClassOrder, RowMask, make_order, rank_rows
+from .epoch_order import EpochOrder, LastBatch, MPerClassOrder, RowMask, make_order, rank_rows
 from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_share
 from .sample_reader import ArrayTensor, CaptionSource
 from .shard_cache import ScratchFolder, ShardCache
@@ -47,13 +47,15 @@ class WeightedShards:
     there is neither. `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows
     without a class are left out. `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4"
     fills a batch with four samples of each of several classes; "sequential" gives every row once, in order, the short last
-    batch included. Rows are joined by key, and the delivered parts are verified: pictures and captions by digest, labels by
-    value. Lists of captions have no digest in the table, and npy features only in tables of `score_embeddings`; otherwise only
-    keys are compared. `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these
-    are dropped and counted; one more raises MismatchError. Without a table, samples that cannot be decoded are dropped and
-    counted. `keep_decoded`: keep transformed samples in memory, so that each is read, verified and decoded once: for small data
-    sets and transforms that are not random. `cache`: a folder for member indexes and for copies of remote or compressed shards
-    (bounded), default a temporary one.
+    batch included. `drop_last` leaves out rows that fill no batch; with `fill_last` they come in a batch filled up with rows
+    of the one before, so that losses among the samples of a batch can be compared. Rows are joined by key, and the delivered
+    parts are verified: pictures and captions by digest, labels by value. Lists of captions have no digest in the table, and
+    npy features only in tables of `score_embeddings`; otherwise only keys are compared. `max_mismatch`: the share of an
+    epoch's samples that may differ from their row, or fail to decode: these are dropped and counted; one more raises
+    MismatchError. Without a table, samples that cannot be decoded are dropped and counted. `keep_decoded`: keep transformed
+    samples in memory, so that each is read, verified and decoded once: for small data sets and transforms that are not
+    random. `cache`: a folder for member indexes and for copies of remote or compressed shards (bounded), default a temporary
+    one.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class WeightedShards:
         sampler: str = "window",
         window_shards: int = 8,
         drop_last: bool | None = None,
+        fill_last: bool = False,
         rank: int = 0,
         world: int = 1,
         workers: int = 0,
@@ -110,7 +113,7 @@ class WeightedShards:
         self._overrides = ReadOverrides(text_field, label_field, limits)
         self._captions = CaptionSource.parse(captions) if text is not None or captions != "one" else None
         self._sampler, self._window = sampler, window_shards
-        self._drop_last = True if drop_last is None else drop_last
+        self._last: LastBatch = "fill" if fill_last else "short" if drop_last is False else "drop"
         self._label, self._max_mismatch = label, max_mismatch
         self._folder = _shared.folder if _shared else _CacheFolder(cache)
         self._cache = ShardCache(self._folder.path, copies=2 * window_shards + 2)
@@ -307,7 +310,7 @@ class WeightedShards:
             batch_size=self.batch_size,
             seed=self.seed,
             window_shards=self._window,
-            drop_last=self._drop_last,
+            last=self._last,
         )
         if isinstance(order, MPerClassOrder) and order.left_out:
             few = "1 class has" if order.left_out == 1 else f"{order.left_out:,} classes have"

@@ -168,7 +168,7 @@ class RunContext:
         """Pass over all data on each rank separately, so that no rank waits for a short last batch of another."""
         targets = [self.networks[network] for network in networks]
         if self._pass is None:
-            self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, drop_last=False)
+            self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, fill_last=True)
         self._pass.load_state_dict({"epoch": self.epoch, "batch": 0})
         were_training = [target.training for target in targets]
         for target in targets:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from noisegate.trainers.data.epoch_order import (
     EpochOrder,
+    LastBatch,
     MPerClassOrder,
     RowMask,
     SequentialOrder,
@@ -17,6 +18,7 @@ from noisegate.trainers.data.epoch_order import (
 )
 from tests.errors import refused
 
+LASTS = st.sampled_from(["drop", "short", "fill"])
 MASKS = st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=12)
 
 
@@ -43,39 +45,45 @@ class TestRowMask:
 
 class TestWindow:
     @settings(max_examples=30)
-    @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), st.booleans())
+    @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), LASTS)
     def test_is_a_permutation_of_the_selected_rows(
-        self, shards: list[list[bool]], size: int, window: int, epoch: int, drop: bool
+        self, shards: list[list[bool]], size: int, window: int, epoch: int, last: LastBatch
     ) -> None:
         mask = mask_of(shards)
-        order = WindowOrder(mask, size, 3, window, drop)
+        order = WindowOrder(mask, size, 3, window, last)
         batches = rows_of(order, epoch)
         seen = [row for batch in batches for row in batch]
         selected = np.flatnonzero(mask.to_array()).tolist()
         assert len(batches) == len(order)
+        assert all(len(batch) == len(set(batch)) for batch in batches)
+        if last == "fill":
+            assert set(seen) == set(selected)
+            assert all(len(batch) == min(size, len(selected)) for batch in batches)
+            assert len({row for batch in batches[:-1] for row in batch}) == size * max(0, len(batches) - 1)
+            return
         assert len(seen) == len(set(seen)) and set(seen) <= set(selected)
-        assert len(seen) == (len(selected) // size * size if drop else len(selected))
-        assert all(len(batch) == size for batch in (batches if drop else batches[:-1]))
+        assert len(seen) == (len(selected) // size * size if last == "drop" else len(selected))
+        assert all(len(batch) == size for batch in (batches if last == "drop" else batches[:-1]))
 
     @settings(max_examples=30)
-    @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), st.booleans())
+    @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), LASTS)
     def test_goes_on_with_exactly_the_next_batch(
-        self, shards: list[list[bool]], size: int, window: int, epoch: int, drop: bool
+        self, shards: list[list[bool]], size: int, window: int, epoch: int, last: LastBatch
     ) -> None:
-        order = WindowOrder(mask_of(shards), size, 3, window, drop)
+        order = WindowOrder(mask_of(shards), size, 3, window, last)
         whole = rows_of(order, epoch)
         for start in range(len(order) + 1):
             assert rows_of(order, epoch, start) == whole[start:]
 
     def test_seed_and_epoch_change_the_order_and_nothing_else_does(self) -> None:
         mask = mask_of([[True] * 30] * 5)
-        order = WindowOrder(mask, 10, 1, 2, True)
-        assert rows_of(order, 0) == rows_of(WindowOrder(mask, 10, 1, 2, True), 0)
+        order = WindowOrder(mask, 10, 1, 2, "drop")
+        assert rows_of(order, 0) == rows_of(WindowOrder(mask, 10, 1, 2, "drop"), 0)
         assert rows_of(order, 0) != rows_of(order, 1)
-        assert rows_of(order, 0) != rows_of(WindowOrder(mask, 10, 2, 2, True), 0)
+        assert rows_of(order, 0) != rows_of(WindowOrder(mask, 10, 2, 2, "drop"), 0)
 
     def test_mixes_the_shards_of_a_window_and_only_those(self) -> None:
-        order = WindowOrder(mask_of([[True] * 50] * 6), 100, 0, 2, True)
+        order = WindowOrder(mask_of([[True] * 50] * 6), 100, 0, 2, "drop")
         shards = [Counter(row // 50 for row in batch) for batch in rows_of(order)]
         assert all(len(found) == 2 for found in shards)  # a batch of 100 is one window of two shards
         halves = [Counter(row // 50 for row in batch[:50]) for batch in rows_of(order)]
@@ -83,7 +91,7 @@ class TestWindow:
 
     def test_shards_without_selected_rows_take_no_place_in_a_window(self) -> None:
         shards = [[True] * 10 if i % 5 == 0 else [False] * 10 for i in range(20)]
-        first = rows_of(WindowOrder(mask_of(shards), 40, 0, 4, True))
+        first = rows_of(WindowOrder(mask_of(shards), 40, 0, 4, "drop"))
         assert len(first) == 1 and {row // 10 for row in first[0]} == {0, 5, 10, 15}
 
 
@@ -150,4 +158,4 @@ class TestMPerClass:
             MPerClassOrder(np.arange(12), labels, 16, 4, 0)
         assert "there are 3: use 12" in str(caught.value)
         with refused("sampler", "windows"):
-            make_order("windows", mask_of([[True]]), np.asarray, batch_size=1, seed=0, window_shards=8, drop_last=True)
+            make_order("windows", mask_of([[True]]), np.asarray, batch_size=1, seed=0, window_shards=8, last="drop")

@@ -133,6 +133,17 @@ def test_from_scratch_the_bank_is_built_again_every_epoch(
         assert (set(npc.image_bank.tolist()) != {7}) == again  # type: ignore[attr-defined]
 
 
+def test_all_pairs_are_judged_among_as_many_others(scored: Path, tmp_path: Path) -> None:
+    """Among few others the loss of any pair is small; so the rows left over by 160 / 52 would be the whole bank."""
+    tree = describe(scored, tmp_path, "npc", warmup=0)
+    with opened({**tree, "data": {**tree["data"], "batch_size": 52}}) as steps:
+        among = steps.context.measure(lambda seen: {"among": torch.full((len(seen.rows),), float(len(seen.rows)))})
+        assert set(among["among"].tolist()) == {52.0}
+        steps.go_to(0)
+        clean = steps.method.probability > 0.9  # type: ignore[attr-defined]
+        assert clean.sum() > 4
+
+
 def test_a_whole_run_goes_on_after_a_stop_as_if_it_had_not(scored: Path, tmp_path: Path) -> None:
     how = {"name": "npc", "warmup": 1}
     whole = train(settings(scored, tmp_path, method=how, loop__epochs=3), quiet=True)
