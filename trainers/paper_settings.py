@@ -111,4 +111,7 @@ def with_paper_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     if name not in PAPER_SETTINGS:
         problem = f"paper: no settings are known for method.name={name}; there are some for {', '.join(PAPER_SETTINGS)}"
         raise ConfigError(problem, "paper", name)
-    return merge_trees(copy.deepcopy(PAPER_SETTINGS[name]), values)
+    settings = copy.deepcopy(PAPER_SETTINGS[name])
+    if "epochs" in values.get("loop", {}):
+        settings.get("method", {}).pop("pieces", None)  # CRCL's, which make the number of epochs
+    return merge_trees(settings, values)

@@ -142,6 +142,8 @@ def _run_loop(
         held_out = evaluation_data(config.data, config.task.name, networks[0])
         stack.callback(held_out.close)
         evaluate = functools.partial(measure, as_one(networks), held_out, config.task)
+    planned = config.loop.epochs if checkpoint is None else checkpoint.facts.get("planned", config.loop.epochs)
+    method.epochs(planned)
     method.start(context)
     folder = resumed or _make_folder(config, fabric)
     if fabric.is_global_zero:
@@ -161,7 +163,7 @@ def _run_loop(
         )
         stack.callback(log.close)
     monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
-    loop = Loop(config, fabric, method, networks, context, streams, folder, log, progress, evaluate, monitor)
+    loop = Loop(config, fabric, method, networks, context, streams, folder, log, progress, evaluate, monitor, planned)
     if checkpoint is not None:
         loop.load(checkpoint)
         progress.note(_describe_resume(loop))

@@ -324,6 +324,12 @@ def test_settings_of_papers_make_a_valid_configuration(name: str) -> None:
     assert (*found, getattr(method.config, "warmup", None)) == PAPERS[name]
 
 
+def test_epochs_that_are_given_take_precedence_over_crcls_pieces() -> None:
+    values = with_paper_settings({"method": {"name": "crcl"}, "loop": {"epochs": 20}})
+    assert build_method(TrainConfig.parse(values)).epochs(20) == 20
+    assert values["method"]["label"] == "probability"
+
+
 def test_osa_has_other_settings_for_other_tasks() -> None:
     """Classification of WebFG: batch 64; retrieval of CARS98N: batch 128, 5e-6, 10 epochs."""
     found = [with_paper_settings({"method": {"name": "osa"}, "task": {"name": t}}) for t in METHODS["osa"].tasks]

@@ -36,7 +36,10 @@ Metrics = dict[str, float]
 
 
 class Loop:
-    """Train `networks` by `method`. `evaluate` returns the figures of the present networks, on the first rank."""
+    """Train `networks` by `method`. `evaluate` returns the figures of the present networks, on the first rank.
+
+    planned: `loop.epochs` when the run began; None: as now.
+    """
 
     def __init__(
         self,
@@ -51,12 +54,18 @@ class Loop:
         progress: Progress,
         evaluate: Callable[[], Metrics] | None,
         monitor: str,
+        planned: int | None = None,
     ) -> None:
         self.config, self.fabric, self.method, self.networks = config, fabric, method, networks
         self.context, self.streams, self.folder = context, streams, folder
         self._log, self._progress, self._evaluate, self._monitor = log, progress, evaluate, monitor
         self.state = LoopState()
-        self.epochs = method.epochs(config.loop.epochs)
+        wanted = config.loop.epochs
+        self.planned = wanted if planned is None else planned
+        of_method = method.epochs(
+            self.planned
+        )  # more epochs make its last phase longer, and begin no earlier one again
+        self.epochs = of_method if wanted == self.planned else wanted
         self._method_modules = method.modules(networks).to(fabric.device)
         optimizer = build_optimizer(config.optimizer, [*networks, self._method_modules])
         self._module, self._optimizer = fabric.setup(
@@ -310,9 +319,10 @@ class Loop:
             group["lr"] = rate
         return rate
 
-    def _restart(self, epochs: int) -> None:
-        """Forget the optimiser's state, the best figure and the average, and begin a schedule of `epochs` epochs."""
+    def _restart(self, epochs: int | None) -> None:
+        """Forget the optimiser's state, the best figure and the average; begin a schedule of `epochs` epochs, or all left."""
         state = self.state
+        epochs = self.epochs - state.epoch if epochs is None else epochs
         getattr(self._optimizer, "optimizer", self._optimizer).state.clear()
         state.course, state.best, state.waited = (state.epoch, epochs, -1.0), {}, 0
         state.restarts = self.context.restarts
@@ -342,6 +352,7 @@ class Loop:
             "averaged": 0 if self._average is None else self._average.updates,
             "data": self.context.data_digest,
             "epochs": self.epochs,
+            "planned": self.planned,
         }
         write_checkpoint(self.folder.state_file, contents, facts)
 

@@ -82,7 +82,7 @@ class RunContext:
         self.table: Path | None = config.data.table
         self.networks, self.data = networks, data
         self.restarts = 0
-        self.on_restart: Callable[[int], None] = lambda epochs: None
+        self.on_restart: Callable[[int | None], None] = lambda epochs: None
         self.on_trial: Callable[
             [int, Mapping[str, Tensor]], dict[str, Tensor]
         ]  # set by the loop, which has the optimiser
@@ -186,7 +186,7 @@ class RunContext:
             target.train(was_training)
         return results
 
-    def restart(self, epochs: int) -> None:
+    def restart(self, epochs: int | None = None) -> None:
         self.restarts += 1
         for i, network in enumerate(self.networks):
             fresh = build_network(network.config, self.seed, i, self.restarts)

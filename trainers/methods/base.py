@@ -184,8 +184,8 @@ class Run(Protocol):
         """Return a separate generator for each purpose, epoch and step, so that a resumed run draws the same numbers."""
         ...
 
-    def restart(self, epochs: int) -> None:
-        """Initialise the networks again, forget optimiser and best figure, and restart the schedule for `epochs` epochs."""
+    def restart(self, epochs: int | None = None) -> None:
+        """Initialise the networks again, forget optimiser and best figure, restart the schedule for `epochs` or all left."""
         ...
 
     def note(self, text: str) -> None:
@@ -307,7 +307,7 @@ class Method(ABC):
         return False
 
     def epochs(self, wanted: int) -> int:
-        """Return the number of epochs, given loop.epochs as `wanted`."""
+        """Return the number of epochs, given loop.epochs as `wanted`: what it was when the run began, also if it is resumed."""
         return wanted
 
     def finding_epochs(self) -> int:

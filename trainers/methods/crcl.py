@@ -76,6 +76,7 @@ class Crcl(Method):
 
     Config: ClassVar[type[MethodConfig]] = CrclConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
+    remembers: ClassVar[tuple[str, ...]] = ("labels", "probabilities")
     config: CrclConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
@@ -127,7 +128,7 @@ class Crcl(Method):
         if t == 1:
             self.probabilities[:] = np.nan
             if len(self.lengths) > 1:  # the first piece too: otherwise its schedule would span all pieces
-                run.restart(self.lengths[j - 1])
+                run.restart(None if j == len(self.lengths) else self.lengths[j - 1])
         if self.config.preset == "code":
             return
         if t > self.config.freeze and self.config.correct:
@@ -169,15 +170,6 @@ class Crcl(Method):
         return y
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Array]:
-        return {"labels": self.labels, "probabilities": self.probabilities, "lengths": np.array(self.lengths)}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Load the state; the pieces stay as begun, and if there are more epochs now, the last piece is longer."""
-        self.labels, self.probabilities = state["labels"].copy(), state["probabilities"].copy()
-        *begun, _ = state["lengths"].tolist()
-        self.lengths = (*begun, sum(self.lengths) - sum(begun))
 
     def sample_columns(self) -> dict[str, Array]:
         """Return `crcl_label` (y) and `clean` (pairs that Eq. 12 does not set to 0)."""

@@ -65,7 +65,7 @@ class Deft(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.detect, self.warmup, self.total_epochs = 1, 1, 2
+        self.detect, self.warmup = 1, 1
         self.negative: Float32 = np.zeros((0, 0), np.float32)  # T- (C, d), unit rows
         self.velocity: Float32 = np.zeros((0, 0), np.float32)
         self.plain: Mask = np.zeros(1, bool)  # whether this epoch learns from all samples as given
@@ -73,7 +73,7 @@ class Deft(Method):
         self.clean: Mask = np.ones(0, bool)
 
     def epochs(self, wanted: int) -> int:
-        self.detect, self.total_epochs = self.config.detect or max(1, wanted // 2), wanted
+        self.detect = self.config.detect or max(1, wanted // 2)
         self.warmup = max(1, self.detect // 2) if self.config.warmup is None else self.config.warmup
         if self.detect >= wanted:
             problem = f"leaves nothing of loop.epochs={wanted}; use loop.epochs={2 * self.detect}"
@@ -118,7 +118,7 @@ class Deft(Method):
             self.clean = self.probability > 0.5
             known = int(np.isfinite(self.probability).sum())
             run.note(f"deft: {int(self.clean.sum()):,} of {known:,} labels are clean")
-            run.restart(self.total_epochs - run.epoch)
+            run.restart()
 
     def streams(self, run: Run) -> dict[str, Stream]:
         return {ALL: Stream(None if run.epoch < self.detect or self.plain[0] else self.clean)}

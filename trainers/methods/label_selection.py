@@ -129,14 +129,14 @@ class Aum(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.turn, self.total_epochs = 1, 3
+        self.turn = 1
         self.wrong: Index = np.full((2, 0), -1)  # the wrong label of a row in each turn, -1: its own label
         self.total = self.count = np.zeros((2, 0), np.float32)  # sum and number of the margins in each turn
         self.clean: Mask = np.ones(0, bool)
         self.aum: Float32 = np.zeros(0, np.float32)
 
     def epochs(self, wanted: int) -> int:
-        self.turn, self.total_epochs = self.config.warmup or max(1, wanted // 4), wanted
+        self.turn = self.config.warmup or max(1, wanted // 4)
         if 2 * self.turn >= wanted:
             problem = f"twice leaves nothing of loop.epochs={wanted}; use loop.epochs={4 * self.turn}"
             raise ConfigError.of("method.warmup", self.turn, problem)
@@ -160,9 +160,7 @@ class Aum(Method):
 
     def begin_epoch(self, run: Run) -> None:
         if run.epoch in (self.turn, 2 * self.turn):
-            run.restart(
-                self.total_epochs - run.epoch
-            )  # margins are noted while the learning rate is high, as published
+            run.restart()  # margins are noted while the learning rate is high, as published
         if run.epoch == 2 * self.turn:
             self._select(run)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from noisegate.trainers.loop.checkpoint import read_checkpoint
 from noisegate.trainers.loop.log import read_log
 from tests.commands import called, command
 from tests.errors import refused
-from tests.trainers.runs import curve, same_weights, settings
+from tests.trainers.runs import TARGET, curve, same_weights, settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,6 +139,26 @@ def test_pieces_stay_when_a_run_is_made_longer(scored: Path, tmp_path: Path) -> 
     assert longer.over == "6 epochs"
     rates = [rate for (rate,) in curve(first.folder, "lr")][::5]
     assert rates[4:] == pytest.approx([5e-4, 1e-3 * (1 - 0.5**0.5) / 2]), "half and three quarters of a piece of 4"
+
+
+@pytest.mark.parametrize(("name", "restarts", "column"), [("aum", 2, "aum"), ("deft", 1, "clean_probability")])
+def test_samples_are_not_selected_again_when_a_run_is_made_longer(
+    scored: Path, tmp_path: Path, name: str, restarts: int, column: str
+) -> None:
+    """After 4 epochs the new weights have learnt for 2; the other 4 go to these, not to finding right labels again."""
+    target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
+    method = {"name": name, **({"warmup": 1} if name == "deft" else {})}
+    tree = settings(
+        scored, tmp_path, name, method=method, target=target, task={"name": "classification"}, loop__epochs=4
+    )
+    first = train(tree, quiet=True)
+    longer = train(resume=first.folder, settings=["loop.epochs=8"], quiet=True)
+    place = read_checkpoint(first.folder / "state.safetensors").facts["place"]
+    assert (longer.over, place["restarts"], place["course"][:2]) == ("8 epochs", restarts, [2, 6])
+    np.testing.assert_array_equal(longer.sample_columns[column], first.sample_columns[column])
+    again = train(resume=first.folder, settings=["loop.epochs=9"], quiet=True)
+    assert again.over == "9 epochs"
+    np.testing.assert_array_equal(again.sample_columns[column], first.sample_columns[column])
 
 
 def test_every_kind_of_state_comes_back(scored: Path, tmp_path: Path) -> None:
