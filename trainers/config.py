@@ -71,7 +71,8 @@ class DataConfig(_Section):
         """Return options of `WeightedShards` that say which parts of each sample a task reads."""
         captions = "one" if task != "retrieval" else "read" if self.captions == "one" else self.captions
         names = ("image_part", "text_field", "label_field", "cache")
-        return {"label": task != "retrieval", "captions": captions, **{name: getattr(self, name) for name in names}}
+        label = self.label_column or task != "retrieval"
+        return {"label": label, "captions": captions, **{name: getattr(self, name) for name in names}}
 
 
 class TaskConfig(_Section):

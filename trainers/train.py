@@ -226,7 +226,7 @@ def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) 
     return WeightedShards(
         d.shards or None,
         d.table,
-        **d.read_options(config.task.name) | ({"label": d.label_column} if d.label_column else {}),
+        **d.read_options(config.task.name),
         batch_size=d.batch_size,
         seed=config.seed,
         columns=checked.method.table_columns(),

@@ -2,18 +2,21 @@
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from noisegate import TrainResult, train
 from noisegate.pipeline.inspect.verify import verify
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.trainers.write_table import check_write_table, write_table
 from tests.commands import called
 from tests.errors import refused
@@ -77,6 +80,25 @@ def test_rows_that_were_not_trained_on_have_no_value(scored: Path, tmp_path: Pat
     assert 16 < sum(seen) < 160
     for name in ("crcl_label", "clean"):
         assert found[name].is_valid().to_pylist() == seen
+
+
+def test_rows_whose_repaired_label_is_unknown_have_no_value(scored: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(scored / "tables", tmp_path / "tables"))
+    for stem in run.stems():
+        table = pq.read_table(run.table(stem))
+        repaired = pa.array([None if i % 5 == 0 else label for i, label in enumerate(table["label"].to_pylist())])
+        columns = {"refined_label": repaired.cast(table.schema.field("refined_label").type)}
+        run.write_table(stem, replace_columns(table, columns, read_metadata(run.table(stem))))
+    target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
+    config = settings(
+        scored, tmp_path / "runs", "aum", target=target, task={"name": "classification"}, loop__epochs=4,
+        loop__evaluate_every=0, data__table=str(run.path), data__label_column="refined_label",
+    )  # fmt: skip
+    found = read_table(write_table(train(config, quiet=True), tmp_path / "learnt"), ["refined_label", "clean", "aum"])
+    unknown = [row["refined_label"] is None for row in found.to_pylist()]
+    assert any(unknown) and not all(unknown)
+    assert [row["clean"] is None for row in found.to_pylist()] == unknown
+    assert [row["aum"] is None for row in found.to_pylist()] == unknown
 
 
 def test_without_tables_the_shards_give_keys_and_failures(scored: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise import TRUTH_FILE
-from noisegate.pipeline.errors import StoppedError
+from noisegate.pipeline.errors import ConfigError, StoppedError
 from noisegate.pipeline.system import Mask, exit_with_parent, free_unused_memory, spawn_context, write_atomically
 from noisegate.trainers.config import resolve_settings
 
@@ -98,6 +98,12 @@ class CellResult:
     learnt: dict[str, float] = field(default_factory=dict)
     """how much of the noise the method found by itself, by `judge_learnt`"""
     error: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The cell in words: its method, noise and seed."""
+        noise = "with its own noise" if math.isnan(self.rate) else f"at {100 * self.rate:g} % noise"
+        return f"{self.method} {noise}, seed {self.seed}"
 
 
 def run_cells(
@@ -189,25 +195,57 @@ def run_cell(cell: Cell) -> CellResult:
 
 
 def read_result(cell: Cell) -> CellResult | None:
-    """Read the stored result, if it was made with the same settings and did not fail."""
+    """Read the stored result, if it was made with the same settings and did not fail.
+
+    Raise ConfigError for invalid settings, also if there is no result, so that they are found before any cell is trained.
+    """
+    digest = cell.digest
     try:
         stored = json.loads(cell.file.read_text(encoding="utf-8"))
         values: dict[str, Any] = {k: math.nan if v is None and k != "error" else v for k, v in stored.items()}
+        values["figures"] = {name: math.nan if v is None else v for name, v in values["figures"].items()}
         result = CellResult(**values)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no file, or a file of another version
-        return None
-    return result if result.digest == cell.digest and result.error is None else None
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):
+        return None  # no file, or a file of another version
+    return result if result.digest == digest and result.error is None else None
 
 
-def finished_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """List the cells that need no training."""
-    return [cell for cell in cells if read_result(cell) is not None]
+def finished_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
+    """List the cells that need no training; raise ConfigError if there are none."""
+    if found := [cell for cell in cells if read_result(cell) is not None]:
+        return found
+    raise nothing_finished(out)
+
+
+def noises_with_results(folder: Path, noises: Iterable[str]) -> list[str]:
+    """List the names of noises of which `folder` has any result, METHOD-NOISE-SEED.json; raise ConfigError if there is none."""
+    if found := [name for name in noises if any(folder.glob(f"*-{name}-*.json"))]:
+        return found
+    raise nothing_finished(folder)
+
+
+def nothing_finished(out: Path) -> ConfigError:
+    """The error for --finished where no cell is finished, below the folder `out`."""
+    return ConfigError(
+        f"finished: no cell of this bench is finished in {out}; leave it out to train them", "finished", True
+    )
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace nan and infinities by None, because JSON does not have them, also one level deeper.
+
+    >>> json_values({"figures": {"rsum": math.nan}, "seed": 0})
+    {'figures': {'rsum': None}, 'seed': 0}
+    """
+    return {
+        name: json_values(v) if isinstance(v, Mapping) else None if isinstance(v, float) and not math.isfinite(v) else v
+        for name, v in values.items()
+    }
 
 
 def write_result(cell: Cell, result: CellResult) -> None:
     """Store a result for `read_result`."""
-    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
-    write_atomically(cell.file, (json.dumps(values, indent=1) + "\n").encode())
+    write_atomically(cell.file, (json.dumps(json_values(asdict(result)), indent=1) + "\n").encode())
 
 
 # --- how well a method found the noise (LNC table 7, GSL table 3, TANGO table 9) -----------------------------------------

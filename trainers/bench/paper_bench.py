@@ -8,6 +8,7 @@ the reported figures. In commands SOURCE stands for the user's download, DATA fo
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.system import count_processors
 from noisegate.trainers.config import merge_trees
 
-from .cells import Cell, CellResult, finished_cells, run_cells
+from .cells import Cell, CellResult, finished_cells, noises_with_results, run_cells
 from .given_arrays import GivenArrays
 from .labelled_features import LabelledFeatures
 from .preset_files import PRESETS, PresetPart, check_preset, preset_names, rate_name, read_yaml
@@ -267,7 +268,7 @@ def run_paper_bench(
 
     `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
     model. Finished parts are kept below `out`, as in `run_bench`. None means the preset's value. With `finished` nothing is
-    trained: the result has only the finished cells.
+    trained: the result has only the finished cells, and the noise that has any.
     """
     data, out = data.absolute(), out.absolute()
     described = preset.find_setup(setup)
@@ -277,6 +278,9 @@ def run_paper_bench(
     conditions = list_conditions(preset, rates)
     check_shards(preset, setup, data)
     place = out / preset.name / setup
+    if finished:
+        found = noises_with_results(place / "cells", [condition.name for condition in conditions])
+        conditions = tuple(condition for condition in conditions if condition.name in found)
     planned: dict[tuple[int, str, str], Cell] = {}
     judged: dict[str, dict[str, float | None]] = {}
     for condition in conditions:
@@ -313,7 +317,7 @@ def run_paper_bench(
             judged[condition.name] = judge_table(table, preset.task != "retrieval", truth)
     order = [(seed, one.name, method) for seed in seeds for one in conditions for method in chosen]
     cells = [planned[key] for key in order]
-    cells = finished_cells(cells) if finished else cells
+    cells = finished_cells(cells, place) if finished else cells
     by_file = {cell.file: result for cell, result in zip(cells, run_cells(cells, jobs, progress=progress), strict=True)}
     by_place: dict[tuple[str, str], list[CellResult]] = {
         (method, one.name): [] for one in conditions for method in chosen
@@ -398,6 +402,8 @@ def make_table(
     if not condition.rate and estimator is None and (RunFolder(own).read_run() or {}).get("finished"):
         return own
     table = place / f"tables-{condition.name}"
+    if estimator is not None:
+        table = table.with_name(f"{table.name}-{re.sub(r'[^a-zA-Z0-9.]+', '-', estimator)}")
     if (RunFolder(table).read_run() or {}).get("finished"):
         return table
     assert setup.annotate is not None

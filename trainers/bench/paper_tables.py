@@ -7,9 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from noisegate.pipeline.system import counted
-
-from .cells import NOISE_FIGURES, RANK_FIGURES
+from .cells import NOISE_FIGURES, RANK_FIGURES, json_values
 from .paper_bench import MAIN_FIGURE, Condition, PaperBench, PaperFigure
 from .tables import (
     Spread,
@@ -18,7 +16,7 @@ from .tables import (
     format_median,
     format_noise_found,
     format_noise_rank,
-    json_values,
+    format_seeds,
     markdown_table,
     method_notes,
     write_results,
@@ -33,9 +31,9 @@ def paper_markdown(bench: PaperBench) -> str:
     preset = bench.preset
     trained = [row for row in bench.reported if row.part is None and row.also_on is None]
     names = list(dict.fromkeys([*FIGURES[preset.task], *(name for row in trained for name in row.figures)]))
-    seeds = max(len(cells) for cells in bench.cells.values())
+    seeds = format_seeds(len(cells) for cells in bench.cells.values())
     lines = [
-        f"**{preset.name}, {bench.setup}:** {preset.summary}. Mean ± standard deviation of {counted(seeds, 'seed')}"
+        f"**{preset.name}, {bench.setup}:** {preset.summary}. Mean ± standard deviation of {seeds}"
         + ("; in brackets the paper's own figure for the same method and noise." if trained else "."),
     ]
     titles = [condition.title for condition in bench.conditions]

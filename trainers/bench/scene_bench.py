@@ -24,7 +24,7 @@ from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.texts import ClipVocabulary
 
-from .cells import Cell, CellResult, finished_cells, rank_figures, run_cells
+from .cells import Cell, CellResult, finished_cells, noises_with_results, rank_figures, run_cells
 from .preset_files import ORACLE, PASSES, SceneData, ScenePreset, rate_name
 from .pretraining import Pretrained, pretrain
 
@@ -59,9 +59,13 @@ def run_bench(
 ) -> SceneBench:
     """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset.
 
-    jobs: cells at once, None for one per processor. With `finished` nothing is trained: the result has only the finished cells.
+    jobs: cells at once, None for one per processor. With `finished` nothing is trained: the result has only the finished cells,
+    and the noise rates that have any.
     """
     out = out.absolute()
+    if finished:
+        found = noises_with_results(out / preset.name / "cells", map(rate_name, preset.rates))
+        preset = preset.with_changes(rates=[rate for rate in preset.rates if rate_name(rate) in found])
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
     start = None
     if preset.pretrain is not None:
@@ -73,7 +77,7 @@ def run_bench(
         for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
     ]
-    cells = finished_cells(cells) if finished else cells
+    cells = finished_cells(cells, out / preset.name) if finished else cells
     results = run_cells(cells, jobs or count_processors(), progress=progress)
     identification = {rate: prepared[rate].identification for rate in preset.rates}
     return SceneBench(preset, results, identification, {} if start is None else start.figures)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from noisegate.pipeline.system import counted
 
-from .cells import CellResult
+from .cells import CellResult, json_values
 from .scene_bench import SceneBench
 from .tables import (
     Spread,
@@ -18,7 +18,7 @@ from .tables import (
     format_failures,
     format_median,
     format_noise_found,
-    json_values,
+    format_seeds,
     markdown_table,
     method_notes,
     write_results,
@@ -40,9 +40,10 @@ def to_markdown(bench: SceneBench) -> str:
     percents = [f"{100 * rate:g} %" for rate in rates]
     passes = " (@passes: as many passes over its own samples)" if any("@passes" in m for m in preset.methods) else ""
     budget = f"{preset.updates:,} updates" if preset.updates is not None else counted(preset.epochs or 0, "epoch")
+    seeds = format_seeds(len(_cells(bench, method, rate)) for method in preset.methods for rate in rates)
     lines = [
         f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
-        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {budget} for every "
+        f"{seeds}, {preset.data.train:,} training samples, {budget} for every "
         f"method{passes}.",
         "",
     ]

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from noisegate.pipeline.inspect.report import drawing, element, label, ticks
-from noisegate.pipeline.system import write_atomically
+from noisegate.pipeline.system import counted, write_atomically
 from noisegate.trainers.methods import METHODS
 
 from .cells import CellResult
@@ -112,13 +112,18 @@ def format_median(values: Iterable[float]) -> str:
 
 def format_failures(cells: Iterable[CellResult]) -> list[str]:
     """Make a line for each failed cell."""
-    failed = [cell for cell in cells if cell.error is not None]
-    return [f"- failed: {cell.method} at {100 * cell.rate:g} %, seed {cell.seed}: {cell.error}" for cell in failed]
+    return [f"- failed: {cell.title}: {cell.error}" for cell in cells if cell.error is not None]
 
 
-def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace nan and infinities by None, because JSON does not have them."""
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+def format_seeds(counts: Iterable[int]) -> str:
+    """Say how many seeds cells have, where `counts` are those of each place of a table; 0 where nothing was trained.
+
+    >>> format_seeds([3, 3, 0]), format_seeds([1, 3]), format_seeds([1])
+    ('3 seeds', '1 to 3 seeds', '1 seed')
+    """
+    known = [count for count in counts if count] or [0]
+    least, most = min(known), max(known)
+    return counted(most, "seed") if least == most else f"{least} to {most} seeds"
 
 
 def draw_curves(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -183,7 +182,17 @@ def plan_scenes(names: Sequence[str], choices: BenchChoices, quick: bool) -> dic
     }
     for preset in planned.values():
         check_methods(preset, list(METHODS))
+        check_figure(preset)
     return planned
+
+
+def check_figure(preset: ScenePreset) -> None:
+    """Raise ConfigError for a figure that the preset's task does not have."""
+    from noisegate.trainers.tasks import list_figures
+
+    name, known = preset.figure.name, list_figures(preset.task, **preset.config.get("task", {}).get("options", {}))
+    if name not in known:
+        raise ConfigError.of("figure.name", name, f"is no figure of {preset.task}; use one of {', '.join(known)}")
 
 
 def bench_scenes(name: str, preset: ScenePreset, choices: BenchChoices, folder: Path, output: Output) -> dict[str, Any]:
@@ -243,8 +252,6 @@ def _show_tables(
     name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], figure: str, output: Output
 ) -> None:
     """Print the tables and their paths; raise ConfigError if all cells failed or none has the main figure."""
-    if not cells:
-        raise ConfigError.of("finished", True, f"finds no cell of preset {name}; leave it out to train them")
     output.say(escape(markdown))
     output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
     if all(cell.error is not None for cell in cells):
@@ -262,10 +269,8 @@ def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellR
         seconds = (time.monotonic() - began) / next(trained) * (total - done)
         value = result.figures.get(figure)
         shown = result.error if value is None else f"{value / divide:.1f}"
-        noise = "with its own noise" if math.isnan(result.rate) else f"at {100 * result.rate:g} % noise"
-        cell = f"{result.method} {noise}, seed {result.seed}"
         left = f" (about {format_duration(seconds)} left)" if done < total else ""
-        output.tell(f"{done}/{total} {cell}: {escape(str(shown))}{left}")
+        output.tell(f"{done}/{total} {result.title}: {escape(str(shown))}{left}")
 
     return show
 

@@ -1,5 +1,6 @@
 """Cells that train nothing: what is kept, what is made again, and what a failure is; and judgements against a truth."""
 
+import math
 import os
 import signal
 import subprocess
@@ -78,6 +79,21 @@ def test_a_cell_with_other_settings_is_made_again(folder: Path) -> None:
     run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
     run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
     assert calls(folder) == [2, 2]
+
+
+def test_a_mistake_in_any_cell_is_said_before_the_first_is_made(folder: Path) -> None:
+    wrong = replace(cell(folder, 2), config={"method": {"name": "osa", "mood": "raw"}})
+    with refused("method.mood", "raw"):
+        run_cells([cell(folder, 1), wrong], 1, run=squares)
+    assert calls(folder) == []
+
+
+def test_figures_that_are_not_numbers_are_kept(folder: Path) -> None:
+    one = cell(folder, 1)
+    write_result(one, CellResult("osa", 0.4, 1, one.digest, {"accuracy": math.nan, "rsum": 3.0}))
+    assert "NaN" not in one.file.read_text()
+    found = read_result(one)
+    assert found is not None and math.isnan(found.figures["accuracy"]) and found.figures["rsum"] == 3.0
 
 
 def test_a_digest_covers_the_defaults_of_method_and_target(folder: Path) -> None:

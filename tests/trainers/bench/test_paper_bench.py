@@ -16,6 +16,7 @@ from noisegate.pipeline.datasets.convert.job import convert
 from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
 from noisegate.pipeline.datasets.noise import PROTOCOLS
 from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.methods.gsl import RECONSTRUCTION
 from noisegate.pipeline.runs import read_table
@@ -250,7 +251,7 @@ def test_real_noise_is_scored_and_trained_on_with_the_paper_s_figures_beside(cc1
         ("osa", "real", None),
     ]
     assert all(cell["figures"]["images"] == 12 for cell in found["cells"])
-    assert (tmp_path / "cc120k/clip/tables-real/_run.json").exists()
+    assert (tmp_path / "cc120k/clip/tables-real-python-tests.fakes-ColourModel/_run.json").exists()
     text = (tmp_path / "cc120k/clip/results.md").read_text()
     ours = found["cells"][1]["figures"]["i2t_r1"]
     assert f"| osa | {ours:.1f} (73.1) |" in text
@@ -275,13 +276,27 @@ def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: P
         estimator=FAKE[1],
     )
     assert found.cells["osa", "shuffle-captions-40"][0].error is None
-    by_hand = evaluate(tmp_path / "flickr30k/clip/tables-shuffle-captions-40")
+    place = tmp_path / "flickr30k/clip"
+    by_hand = evaluate(place / "tables-shuffle-captions-40-python-tests.fakes-ColourModel")
     judged, rank = by_hand.selection, by_hand.noise_rank
     assert found.tables["shuffle-captions-40"]["noise_recall"] == 100 * judged.noise_recall
     assert f"| the weight table | {rank.value:,.0f} / {rank.optimum:,.0f} |" in paper_markdown(found)
     assert f"| the weight table | {100 * judged.noise_precision:.1f} / {100 * judged.noise_recall:.1f} / " in (
         paper_markdown(found)
     )
+    with pytest.raises(
+        NoisegateError, match="annotate .* failed"
+    ):  # another estimator never reads the first one's table
+        run_paper_bench(
+            preset,
+            "clip",
+            cc120k,
+            tmp_path,
+            methods=["osa"],
+            rates=[0.4],
+            settings=small,
+            estimator="python:no.such:Model",
+        )
 
 
 def test_noise_is_put_into_features_once(tmp_path: Path) -> None:
@@ -396,5 +411,5 @@ def test_only_figures_of_the_same_method_and_noise_stand_beside_ours() -> None:
     }
     text = paper_markdown(PaperBench(preset, "clip", ("osa",), asked, cells, paper_figures("flickr30k", setup="clip")))
     assert f"| osa | 81.0 ± {np.std([80, 82], ddof=1):.1f} (87.3) | 60.0 (1 failed) |" in text
-    assert "- failed: osa at 50 %, seed 0: boom" in text
+    assert "- failed: osa at 50 % noise, seed 0: boom" in text
     assert method_notes(["osa", "gsl", "gsl@other", "oracle"]) == [f"- {RECONSTRUCTION}"]

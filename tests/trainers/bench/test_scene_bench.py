@@ -88,6 +88,16 @@ def test_a_second_bench_trains_nothing(done: SceneBench, out: Path) -> None:
     assert changed.cells[0] == done.cells[0]
 
 
+def test_tables_of_what_is_finished_need_no_other_data(done: SceneBench, out: Path, tmp_path: Path) -> None:
+    with refused("finished", True):
+        run_bench(TINY, tmp_path / "new", finished=True)
+    assert not (tmp_path / "new").exists()
+    more = TINY.with_changes(methods=["oracle"], rates=[*TINY.rates, 0.15], seeds=[*TINY.seeds, 77])
+    found = run_bench(more, out, finished=True, note=lambda text: pytest.fail(text))
+    assert found.cells == done.cells[:1] and found.preset.rates == TINY.rates
+    assert "deviation of 1 seed," in to_markdown(found)
+
+
 def test_a_bench_that_was_moved_trains_nothing(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at another place, nor by a relative path."""
     before = run_bench(TINY, out, jobs=1)
@@ -258,6 +268,13 @@ def test_a_preset_of_ones_own_changes_a_known_one(tmp_path: Path) -> None:
     plain = plan_cell(mine, PREPARED, "lnc@plain", 0.5, 0, tmp_path).config["method"]
     assert plain["abandon"] == 0 and plain["warmup"] == base.settings["lnc"]["method"]["warmup"]
     assert expand_presets([str(file), "scenes-retrieval"], preset_names(), []) == [str(file), "scenes-retrieval"]
+
+
+def test_a_figure_that_the_task_does_not_have_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: scenes-pretrained\nfigure: {name: rsumm}\n")
+    with refused("figure.name", "rsumm") as caught:
+        plan_scenes([str(tmp_path / "mine.yaml")], BenchChoices(None, None, None, None, False), quick=True)
+    assert "t2i_r10, rsum" in str(caught.value)
 
 
 @pytest.mark.parametrize(

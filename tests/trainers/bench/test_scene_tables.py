@@ -63,7 +63,7 @@ def test_the_table_by_hand(result: SceneBench) -> None:
     assert (rows[2][3], rows[3][3]) == ("13", "13")  # medians of 13 ×6, and of 13 ×3 with 33 ×2
     assert next(row for row in rows if row[0] == "0 %")[1:] == ["–"] * 4
     assert next(row for row in rows if row[0] == "40 %")[1:] == ["98.0", "99.5", "98.7", "100.0"]
-    assert any("osa at 40 %, seed 2: ValueError" in line for line in lines)
+    assert any("osa at 40 % noise, seed 2: ValueError" in line for line in lines)
     assert "1,200 training samples" in lines[0] and "50 updates" in lines[0]
 
 
