@@ -309,11 +309,11 @@ class Streams:
         self._epoch = self._least_steps = 0
 
     def begin(self, epoch: int, streams: Mapping[str, Stream]) -> None:
-        """Select the rows of an epoch; a stream without rows is left out."""
+        """Select the rows of an epoch; a stream of no row, or of one, which has no others to be compared with, is left out."""
         self._epoch, self._current, self._least_steps = epoch, {}, 0
         for name, stream in streams.items():
             count = self._data.selected_rows if stream.rows is None else self._count_rows(stream.rows)
-            if count == 0:
+            if count < min(2, self._data.batch_size):
                 continue
             view = self._view(name, stream.order, count < self._data.batch_size)
             view.set_selection(stream.rows)

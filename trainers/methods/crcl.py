@@ -125,6 +125,8 @@ class Crcl(Method):
         if run.epoch == 0:
             lengths = ", ".join(map(str, self.lengths))
             run.note(f"crcl: epochs of each piece: {lengths}; labels are frozen in the first {self.config.freeze}")
+            if self.config.correct and self.config.freeze >= max(self.lengths):
+                run.note("crcl: no piece has more epochs than method.freeze, so all pairs are believed to the end")
         if t == 1:
             self.probabilities[:] = np.nan
             if len(self.lengths) > 1:  # the first piece too: otherwise its schedule would span all pieces

@@ -151,6 +151,9 @@ class Lnc(CoTeaching):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
+        if self.config.division == "none" and not self.config.rectify:
+            problem = "leaves nothing to learn from with method.division=none; use method.division=losses"
+            raise ConfigError.of("method.rectify", False, problem)
         self.gamma = np.ones((2, 0), np.float32)
         self.boundary = np.full(2, 0.5, np.float32)
         self._table_clean = np.zeros(0, np.float32)  # w of division=table

@@ -284,9 +284,7 @@ def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: P
     assert f"| the weight table | {100 * judged.noise_precision:.1f} / {100 * judged.noise_recall:.1f} / " in (
         paper_markdown(found)
     )
-    with pytest.raises(
-        NoisegateError, match="annotate .* failed"
-    ):  # another estimator never reads the first one's table
+    with pytest.raises(NoisegateError, match=r"annotate .* failed"):  # the first estimator's table is not for another
         run_paper_bench(
             preset,
             "clip",

@@ -472,6 +472,8 @@ def test_what_does_not_fit_is_said_in_one_line() -> None:
         build_method(TrainConfig.parse({"method": {"name": "lnc"}})).epochs(3)
     with refused("method.loss", "cross_entropy"):
         build_method(TrainConfig.parse({"method": {"name": "lnc", "loss": "cross_entropy"}}))
+    with refused("method.rectify", False):
+        build_method(TrainConfig.parse({"method": {"name": "lnc", "division": "none", "rectify": False}}))
 
 
 def test_state_comes_back_whole() -> None:

@@ -12,6 +12,7 @@ from noisegate import train
 from noisegate.trainers.checks import check_config
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.losses import info_nce
+from noisegate.trainers.methods import Stream
 from noisegate.trainers.methods.npc import confidence_weight, loss_ratio, nearest_clean
 from noisegate.trainers.targets import Target
 from tests.errors import refused
@@ -142,6 +143,16 @@ def test_all_pairs_are_judged_among_as_many_others(scored: Path, tmp_path: Path)
         steps.go_to(0)
         clean = steps.method.probability > 0.9  # type: ignore[attr-defined]
         assert clean.sum() > 4
+
+
+def test_a_stream_of_one_row_is_left_out(scored: Path, tmp_path: Path) -> None:
+    """Batch norm refuses a batch of one, and no loss among pairs has anything to compare it with."""
+    with opened(describe(scored, tmp_path, "npc", warmup=0)) as steps:
+        rows = np.arange(steps.context.total_rows)
+        steps.streams.begin(0, {"one": Stream(rows == 3), "rest": Stream(rows != 3)})
+        assert [set(batches) for batches in steps.streams.batches(0)] == [{"rest"}] * len(steps.streams)
+        steps.streams.begin(0, {"two": Stream(rows < 2)})
+        assert [len(batches["two"]) for batches in steps.streams.batches(0)] == [2]
 
 
 def test_a_whole_run_goes_on_after_a_stop_as_if_it_had_not(scored: Path, tmp_path: Path) -> None:
