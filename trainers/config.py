@@ -71,8 +71,12 @@ class DataConfig(_Section):
         """Return options of `WeightedShards` that say which parts of each sample a task reads."""
         captions = "one" if task != "retrieval" else "read" if self.captions == "one" else self.captions
         names = ("image_part", "text_field", "label_field", "cache")
-        label = self.label_column or task != "retrieval"
-        return {"label": label, "captions": captions, **{name: getattr(self, name) for name in names}}
+        return {"label": task != "retrieval", "captions": captions, **{name: getattr(self, name) for name in names}}
+
+    def training_options(self, task: str) -> dict[str, Any]:
+        """Return `read_options` of the training data, whose labels may be a column of the table."""
+        options = self.read_options(task)
+        return {**options, "label": self.label_column or options["label"]}
 
 
 class TaskConfig(_Section):

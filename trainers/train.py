@@ -143,7 +143,7 @@ def _run_loop(
         stack.callback(held_out.close)
         evaluate = functools.partial(measure, as_one(networks), held_out, config.task)
     planned = config.loop.epochs if checkpoint is None else checkpoint.facts.get("planned", config.loop.epochs)
-    method.epochs(planned)
+    method.epochs(planned)  # `start` reads the lengths of its phases
     method.start(context)
     folder = resumed or _make_folder(config, fabric)
     if fabric.is_global_zero:
@@ -226,7 +226,7 @@ def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) 
     return WeightedShards(
         d.shards or None,
         d.table,
-        **d.read_options(config.task.name),
+        **d.training_options(config.task.name),
         batch_size=d.batch_size,
         seed=config.seed,
         columns=checked.method.table_columns(),

@@ -125,7 +125,7 @@ def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
 def open_training_data(config: TrainConfig) -> WeightedShards:
     """Open the rows that the training drew from, without reading samples."""
     d, rule = config.data, join_rules(config.data.where, build_method(config).where())
-    options = d.read_options(config.task.name)
+    options = d.training_options(config.task.name)
     return WeightedShards(d.shards or None, d.table, **options, batch_size=1, where=rule, image=_identity)
 
 

@@ -62,10 +62,9 @@ class Loop:
         self.state = LoopState()
         wanted = config.loop.epochs
         self.planned = wanted if planned is None else planned
-        of_method = method.epochs(
-            self.planned
-        )  # more epochs make its last phase longer, and begin no earlier one again
-        self.epochs = of_method if wanted == self.planned else wanted
+        self.epochs = method.epochs(self.planned)
+        if wanted != self.planned:  # more epochs make the method's last phase longer, and begin no earlier one again
+            self.epochs = wanted
         self._method_modules = method.modules(networks).to(fabric.device)
         optimizer = build_optimizer(config.optimizer, [*networks, self._method_modules])
         self._module, self._optimizer = fabric.setup(

@@ -1,5 +1,6 @@
 """Benches on small files of the papers' data sets: convert, noise, tables, training, and the papers' figures beside ours."""
 
+import functools
 import json
 import re
 import shlex
@@ -265,16 +266,10 @@ def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: P
         "schedule": {"warmup": 0},
     }
     preset = load_paper_preset("flickr30k")
-    found = run_paper_bench(
-        preset,
-        "clip",
-        cc120k,
-        tmp_path,
-        methods=["osa"],
-        rates=[0.4],
-        settings=small,
-        estimator=FAKE[1],
+    bench = functools.partial(
+        run_paper_bench, preset, "clip", cc120k, tmp_path, methods=["osa"], rates=[0.4], settings=small
     )
+    found = bench(estimator=FAKE[1])
     assert found.cells["osa", "shuffle-captions-40"][0].error is None
     place = tmp_path / "flickr30k/clip"
     by_hand = evaluate(place / "tables-shuffle-captions-40-python-tests.fakes-ColourModel")
@@ -285,16 +280,7 @@ def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: P
         paper_markdown(found)
     )
     with pytest.raises(NoisegateError, match=r"annotate .* failed"):  # the first estimator's table is not for another
-        run_paper_bench(
-            preset,
-            "clip",
-            cc120k,
-            tmp_path,
-            methods=["osa"],
-            rates=[0.4],
-            settings=small,
-            estimator="python:no.such:Model",
-        )
+        bench(estimator="python:no.such:Model")
 
 
 def test_noise_is_put_into_features_once(tmp_path: Path) -> None:
